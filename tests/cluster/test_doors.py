@@ -228,6 +228,7 @@ def test_a_host_of_tasks_is_lost_in_the_middle_of_a_batch(doors: Doors, tmp_path
     query.commit()
     query.run(2)
     eventually("batch 5 is safe", lambda: is_safe(doors.daemons, 5, "n1"))
+    assert not any("lost" in name for name in doors.client("n2").list("state/0/0"))
 
 
 def test_what_a_lost_host_alone_had_of_a_committed_batch_lets_the_query_go_back(
@@ -337,5 +338,8 @@ def test_calls_of_doors_by_way_of_daemons(daemons: Daemons) -> None:
     others.close()
     with pytest.raises(Refused, match="SPOOLED is not done here"):
         doors.client("n2").do("GET", "x", "SPOOLED")
+    for method, operation in (("DELETE", "RELEASE"), ("GET", "SPOOLED")):
+        answer = list(client.call_door("n2", method, "words/no-token", {"op": operation}, b"", 5.0))
+        assert answer[0].status == 404, "what is no token is nobody's file"
     doors.close()
     client.close()

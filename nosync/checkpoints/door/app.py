@@ -185,10 +185,9 @@ class DoorApp:
             raise denied("say a file in a checkpoint")
         if not request.has_body_next():
             return Answer(307, headers=[(b"location", self._with_body(request))])
-        may_overwrite = request.flag("overwrite", default="OVERWRITE" in request.text("createflag").upper())
         checkpoint = await self._checkpoint(place, may_make=True)
         await self._checkpoints.check_alone(place.name, place.path)
-        with checkpoint.files.create(place.path, may_overwrite=may_overwrite) as file:
+        with checkpoint.files.create(place.path, may_overwrite=_may_overwrite(request)) as file:
             async for piece in request.body():
                 file.write(piece)
         await self._checkpoints.wait_at_gate(checkpoint, place.path)
@@ -219,10 +218,12 @@ class DoorApp:
         """Gives a name to a file that is beside another door."""
         if not place.path:
             raise denied("say a file in a checkpoint")
-        files = (await self._checkpoint(place, may_make=True)).files
-        assert isinstance(files, SpreadFiles), "other doors are known"
-        may_overwrite = request.flag("overwrite", default="OVERWRITE" in request.text("createflag").upper())
-        files.refer(place.path, reference_of(request), may_overwrite=may_overwrite)
+        checkpoint = await self._checkpoint(place, may_make=True)
+        if not isinstance(checkpoint.files, SpreadFiles):
+            raise unsupported("this door knows no other doors: a file is written here, and not beside one of them")
+        await self._checkpoints.check_alone(place.name, place.path)
+        checkpoint.files.refer(place.path, reference_of(request), may_overwrite=_may_overwrite(request))
+        await self._checkpoints.wait_at_gate(checkpoint, place.path)
         return Answer(201)
 
     async def _release(self, request: Request, place: Place) -> Answer:
@@ -241,7 +242,7 @@ class DoorApp:
         """Sends a file that a task of this host wrote."""
         try:
             fd, size_bytes = self._checkpoints.spool.open(place.name, place.path)
-        except OSError:
+        except FileNotFoundError:
             raise not_found(str(place)) from None
         return Answer(file=(fd, 0, size_bytes))
 
@@ -266,3 +267,8 @@ class DoorApp:
                 }
             }
         )
+
+
+def _may_overwrite(request: Request) -> bool:
+    """Returns whether a file may get a name that another one has: as both forms of asking say it."""
+    return request.flag("overwrite", default="OVERWRITE" in request.text("createflag").upper())

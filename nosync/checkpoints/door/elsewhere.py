@@ -29,7 +29,7 @@ from nosync.checkpoints.door.file_operations import (
     remove_tree,
 )
 from nosync.checkpoints.door.live_directory import DOOR
-from nosync.checkpoints.door.remote_errors import already_exists, not_found
+from nosync.checkpoints.door.remote_errors import already_exists, not_empty, not_found
 from nosync.checkpoints.names import CRC_SUFFIX, Form, StateFile, StorePart, is_kept, parse
 from nosync.checkpoints.spark_files import read_commit, read_snapshot
 from nosync.lsm.errors import CorruptionError, NosyncError
@@ -109,6 +109,18 @@ class SpreadFiles(FileOperations):
         """Yields the names of all files that are elsewhere."""
         for directory, _, names in os.walk(self._elsewhere):
             yield from (str((Path(directory) / name).relative_to(self._elsewhere)) for name in names)
+
+    def drop_torn(self) -> None:
+        """Drops the names of files of which a power cut left nothing that says where they are. What was committed stays,
+        for then the query has to be told.
+        """
+        for path in list(self.all_elsewhere()):
+            try:
+                self.reference(path)
+            except CorruptionError as error:
+                if not (self.is_committed(path) and self.is_needed(path)):
+                    log.warning("%s: is dropped, no batch that was committed needs it: %s", path, error)
+                    self.drop(path)
 
     def refer(self, path: str, reference: Reference, *, may_overwrite: bool) -> None:
         """Gives a name to a file that is elsewhere. Raises RemoteError as `create` does."""
@@ -198,21 +210,29 @@ class SpreadFiles(FileOperations):
             self._forget(path)
 
     def release_all(self) -> None:
-        """Tells hosts what is not needed there any more. A host that is away keeps it for a while."""
+        """Tells hosts what is not needed there any more. A host that is away is told the next time."""
         with self._changing:
             released, self._released = self._released, []
+        away = set[str]()
         for reference in released:
             try:
-                self._source.release(reference)
+                if reference.node not in away:
+                    self._source.release(reference)
+                    continue
             except NosyncError as error:
                 log.debug("%s keeps %s for now: %s", reference.node, reference.token, error)
+                away.add(reference.node)  # each further call would wait as long
+            with self._changing:
+                self._released.append(reference)
 
     def _forget(self, path: str) -> None:
         """The name stands for what is elsewhere no more."""
-        reference = self.reference(path)
-        if reference is not None:
-            self._env.unlink(self._elsewhere / path)
-            self._released.append(reference)
+        if not self.is_elsewhere(path):
+            return
+        with contextlib.suppress(CorruptionError):  # of what is torn nobody knows where it is; a spool drops it one day
+            if (reference := self.reference(path)) is not None:
+                self._released.append(reference)
+        self._env.unlink(self._elsewhere / path)
 
     # --- what the query does --------------------------------------------------------------------------------------------
 
@@ -250,9 +270,12 @@ class SpreadFiles(FileOperations):
                 self._forget(path)
                 super().delete(path, is_recursive=False)
                 return True
+            there = [one for one in self.all_elsewhere() if path and one.startswith(f"{path}/")]
+            if there and not is_recursive:
+                raise not_empty(path)
             done = super().delete(path, is_recursive=is_recursive)
             if path and is_recursive and (self._elsewhere / path).is_dir():
-                for below in [one for one in self.all_elsewhere() if one.startswith(f"{path}/")]:
+                for below in there:
                     self._forget(below)
                 remove_tree(self._elsewhere / path, self._env)
             return done

@@ -83,6 +83,7 @@ class ServedCheckpoint:
         def prepared(keep: Keep) -> Keep:
             if spread is None:
                 return prepare(keep, self._directory, address)
+            spread.drop_torn()
             return prepare(keep, self._directory, address, is_shared=True, lacks=lambda: _lost(spread, env))
 
         self.keep, self._held = hold_going_on(open_generation(data, name, env), prepared)

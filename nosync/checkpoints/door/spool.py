@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nosync.checkpoints.door.elsewhere import Hashed, Reference
+from nosync.checkpoints.door.remote_errors import not_found
 from nosync.lsm.platform.env import Env, open_regular, storage_errors
 
 KEPT_S = 24 * 3600.0
-"""What is older than the newest by so much is removed when a door opens: who was to have it is gone, or began again."""
+"""What is older than the newest by so much is removed: who was to have it is gone, or began again."""
+_LOOK_S = 3600.0
 _TOKEN = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 
 
@@ -47,6 +49,7 @@ class Spool:
     def __init__(self, root: Path, writing: Path, env: Env) -> None:
         """`writing`: the directory for files that are not whole, on the same file system."""
         self._root, self._writing, self._env = root, writing, env
+        self._look_s = env.monotonic_s() + _LOOK_S
 
     @contextlib.contextmanager
     def create(self) -> Iterator[tuple[Path, SpooledFile]]:
@@ -59,7 +62,9 @@ class Spool:
             self._env.unlink(part)
 
     def keep(self, name: str, part: Path, file: SpooledFile, node: str) -> Reference:
-        """Keeps a whole file. Returns what another door has to know of it."""
+        """Keeps a whole file, and now and then removes what is old. Returns what another door has to know of it."""
+        if self._env.monotonic_s() >= self._look_s:
+            self.remove_old()
         reference = Reference(node, self._env.token(), file.size_bytes, file.digest())
         target = self._root / name / reference.token
         with storage_errors("keep", target):
@@ -68,7 +73,7 @@ class Spool:
         return reference
 
     def open(self, name: str, token: str) -> tuple[int, int]:
-        """Returns a descriptor of a file, and its size in bytes. Raises OSError."""
+        """Returns a descriptor of a file, and its size in bytes. Raises OSError, RemoteError where no token is meant."""
         fd, found = open_regular(self._at(name, token), os.O_RDONLY)
         return fd, found.st_size
 
@@ -80,6 +85,7 @@ class Spool:
 
     def remove_old(self) -> None:
         """Removes what nobody asked for in a long time: it is that much older than the newest."""
+        self._look_s = self._env.monotonic_s() + _LOOK_S
         found: dict[Path, float] = {}
         for name, is_directory in self._env.entries(self._root):
             for token, _ in self._env.entries(self._root / name) if is_directory else ():
@@ -93,5 +99,5 @@ class Spool:
 
     def _at(self, name: str, token: str) -> Path:
         if not _TOKEN.match(token):
-            raise FileNotFoundError(token)
+            raise not_found(f"{name}/{token}")
         return self._root / name / token

@@ -143,6 +143,15 @@ def test_what_is_refused(
     assert client.read("there") == b"12345", "the door lives"
 
 
+def test_a_door_that_knows_no_others_takes_no_file_that_is_beside_one(client: Client) -> None:
+    with pytest.raises(Refused, match="knows no other doors") as refused:
+        client.do("PUT", "state/0/0/1.delta", "REFER", through="n2", node="n2", token="t", size="3", digest="d")
+    assert refused.value.status == 400
+    for method, op in (("DELETE", "RELEASE"), ("GET", "SPOOLED")):
+        with pytest.raises(Refused, match="no such file"):
+            client.do(method, "no-token", op, through="n2")
+
+
 def test_the_older_form_of_a_rename_says_yes_or_no(client: Client) -> None:
     client.create("x", b"1")
     client.create("y", b"2")

@@ -144,6 +144,53 @@ def test_what_is_deleted_is_not_needed_elsewhere(files: SpreadFiles, host: Host)
     assert sorted(host.released) == ["t0", "t1"]
 
 
+def test_a_directory_of_files_elsewhere_is_not_empty(files: SpreadFiles, host: Host) -> None:
+    files.refer("state/0/a", host.write(b"a"), may_overwrite=True)
+    with pytest.raises(RemoteError, match="not empty"):
+        files.delete("state/0", is_recursive=False)
+    assert names(files, "state/0") == ["a"]
+    files.delete("state/0/a", is_recursive=False)
+    assert files.delete("state/0", is_recursive=False)
+
+
+def test_a_host_that_was_away_is_told_later(files: SpreadFiles, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def away(reference: Reference) -> None:
+        asked.append(reference.token)
+        raise ReplicationError("n2 is away")
+
+    for name in ("a", "b", "c"):
+        files.refer(f"state/{name}", host.write(b"x"), may_overwrite=True)
+        files.bring(f"state/{name}")
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "release", away)
+        files.release_all()
+    assert asked == ["t0"], "it is not asked again and again while it is away"
+    files.release_all()
+    files.release_all()
+    assert sorted(host.released) == ["t0", "t1", "t2"]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"node": "n'])
+def test_what_a_power_cut_left_of_a_name_goes_unless_a_batch_needs_it(
+    files: SpreadFiles, host: Host, tmp_path: Path, left: bytes
+) -> None:
+    for path in ("state/0/0/1.delta", "state/0/0/2.delta", "state/0/0/3.delta"):
+        files.refer(path, host.write(b"x"), may_overwrite=True)
+    write(files, "commits/0", b"v1\n{}")
+    for version in (1, 2):
+        (tmp_path / "live" / ".door" / "elsewhere" / "state/0/0" / f"{version}.delta").write_bytes(left)
+    with pytest.raises(CorruptionError):
+        names(files, "state/0/0")
+    files.drop_torn()
+    assert sorted(files.all_elsewhere()) == ["state/0/0/1.delta", "state/0/0/3.delta"]
+    with pytest.raises(CorruptionError, match=r"1\.delta"):  # the door finds so that its query has to go back
+        files.bring("state/0/0/1.delta")
+    files.drop("state/0/0/1.delta")
+    assert names(files, "state/0/0") == ["3.delta"]
+
+
 @pytest.mark.parametrize("how", ["written here", "written elsewhere", "deleted"])
 def test_what_changes_while_a_file_comes_counts(
     files: SpreadFiles, host: Host, monkeypatch: pytest.MonkeyPatch, how: str
@@ -229,8 +276,9 @@ def test_a_spool_keeps_what_was_asked_for_lately(tmp_path: Path) -> None:
     spool.remove_old()
     assert not old.exists()
     assert new.exists()
-    with pytest.raises(FileNotFoundError):
-        spool.open("q", "../q/" + references[1].token)
+    for do in (spool.open, spool.release):
+        with pytest.raises(RemoteError, match="no such file"):
+            do("q", "../q/" + references[1].token)
     spool.release("q", references[1].token)
     spool.release("q", references[1].token)
     assert not new.exists()
