@@ -68,9 +68,9 @@ class Counting:
         self._wait()
         return self._bucket.directories(prefix)
 
-    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str) -> list[ObjectInfo]:
         self._wait()
-        return self._bucket.list(prefix, after)
+        return self._bucket.list(prefix)
 
     def delete(self, names: Sequence[str]) -> None:
         self._wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nosync.lsm.errors import NosyncError, RemoteError
@@ -49,8 +49,9 @@ def forget_remote_status(root: Path, env: Env) -> None:
 class CopiesOfDaemon:
     """The copies that the daemon of a directory makes, as a process beside it sees them. See RemoteCopies."""
 
-    def __init__(self, root: Path, env: Env, url: str) -> None:
-        self._root, self._env, self._url = root, env, url
+    def __init__(self, root: Path, env: Env, url: str, last_sealed: Callable[[], int | None]) -> None:
+        """`last_sealed`: returns the newest epoch of main as this process knows it."""
+        self._root, self._env, self._url, self._last_sealed = root, env, url, last_sealed
 
     def status(self) -> RemoteStatus:
         """See RemoteCopies."""
@@ -62,7 +63,8 @@ class CopiesOfDaemon:
     def push(self, patience_s: float) -> bool:
         """Waits until the daemon says that all is there. See RemoteCopies."""
         end_s = self._env.monotonic_s() + patience_s
-        while (status := self.status()).lag_epochs or status.waiting_bytes or status.problem:
+        last = self._last_sealed()  # of it the daemon may not know yet, and so not count it among what it lacks
+        while not _has_all(self.status(), last):
             if self._env.monotonic_s() >= end_s:
                 return False
             self._env.wait_s(_LOOK_EVERY_S)
@@ -73,3 +75,9 @@ class CopiesOfDaemon:
 
     def abandon(self) -> None:
         """The daemon goes on."""
+
+
+def _has_all(status: RemoteStatus, last: int | None) -> bool:
+    """Returns whether nothing waits, as a daemon says, and the newest epoch is among what it copied."""
+    is_behind = last is not None and (status.safe_point is None or status.safe_point < last)
+    return not (is_behind or status.lag_epochs or status.waiting_bytes or status.problem)

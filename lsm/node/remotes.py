@@ -22,7 +22,7 @@ class Remotes:
 
     def safe_point(self) -> int:
         """Returns the newest epoch of main that is remotely safe everywhere; -1 where none is, or there are no copies."""
-        found = [status.safe_point for copies in self._all if (status := copies.status())]
+        found = [copies.status().safe_point for copies in self._all]
         return min((-1 if t is None else t for t in found), default=-1)
 
     def finish(self) -> None:

@@ -252,7 +252,7 @@ class RemoteSimulation:
             if self.world.now_s - when_s >= GRACE_S:
                 continue
             try:
-                fetcher = Fetcher(SimulatedBucket(self.world.objects), self._env)
+                fetcher = Fetcher(SimulatedBucket(self.world.objects))
                 fetch_all(fetcher, view.files.values(), lambda placed, data: None)
             except MissingObjectError as error:
                 raise self.world.failed(f"a reader of {self.world.now_s - when_s:.0f} s ago lacks: {error}") from error

@@ -112,16 +112,14 @@ class SimulatedBucket:
         names = [one.name.removeprefix(prefix) for one in self.list(prefix)]
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
-    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str) -> list[ObjectInfo]:
         """See Bucket. Names that were deleted since what is listed are listed with their old names, of size 0."""
         with self.objects.lock:
             fault = self._begin("list", prefix)
             lag = min(self._list_lag(), len(self.objects.past))
             names = self.objects.past[-lag] if lag else frozenset(self.objects.by_name)
             found = [
-                ObjectInfo(name, len(self.objects.by_name.get(name, b"")))
-                for name in names
-                if name.startswith(prefix) and name > after
+                ObjectInfo(name, len(self.objects.by_name.get(name, b""))) for name in names if name.startswith(prefix)
             ]
             self._end(fault, "list", prefix)
         return sorted(found)

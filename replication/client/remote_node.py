@@ -72,7 +72,7 @@ class RemoteNode:
     def remotes(self) -> list[RemoteCopies]:
         """Returns the copies in object stores that the daemon makes."""
         root, env = self.directory.root, self.directory.env
-        return [CopiesOfDaemon(root, env, status.url) for status in read_remote_status(root, env)]
+        return [CopiesOfDaemon(root, env, status.url, self.last_sealed) for status in read_remote_status(root, env)]
 
     # --- files ------------------------------------------------------------------------------------------------------
 

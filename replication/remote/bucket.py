@@ -52,8 +52,8 @@ class Bucket(Protocol):
     def directories(self, prefix: str) -> list[str]:
         """Returns what comes next in names below a prefix that ends in `/`, up to another `/`, in order."""
 
-    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
-        """Returns the objects below a prefix that ends in `/`, in order of their names. `after`: only later names."""
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Returns the objects below a prefix that ends in `/`, in order of their names."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects. One that is not there is fine."""

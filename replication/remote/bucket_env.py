@@ -13,14 +13,13 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.layers.format import HEAD_BYTES, opened_from
-from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.platform.env import Env, Identity, storage_errors
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
 from nosync.lsm.platform.publish import give_name, temporary_path
@@ -30,7 +29,8 @@ from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
-from nosync.replication.remote.view import RemoteView, read_view, read_view_again
+from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.view import RemoteView, read_view, read_view_again, seen_manifests
 
 log = logging.getLogger("nosync.remote")
 
@@ -42,12 +42,13 @@ class BucketEnv(Env):
     """`root`: where files are kept. Raises RemoteError where the bucket does not answer."""
 
     def __init__(self, root: Path, bucket: Bucket) -> None:
-        self._root, self._bucket, self._local = root, bucket, Env()
-        self.fetcher = Fetcher(bucket, self._local)
+        self._root, self._local = root, Env()
+        self._bucket = PatientBucket(bucket, self._local)
+        self.fetcher = Fetcher(self._bucket)
         self._lock = threading.RLock()
         self._partial: dict[Path, _PartialFile] = {}
         self._sound: dict[Path, FileVersion] = {}  # files that were compared with these digests
-        self._show(read_view(bucket))
+        self._show(read_view(self._bucket))
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -181,11 +182,7 @@ class BucketEnv(Env):
 
     def _keep_singly(self, placed: Placed, data: pa.Buffer) -> None:
         """Keeps the epochs of an archive that are seen as single manifests."""
-        name, path, text = placed.version.name, PurePosixPath(placed.version.name), data.to_pybytes()
-        assert name.span is not None, "it is an archive"
-        details = Details.parse(Archive.parse(text, path.parent.name, path.name, str(name)), text, str(name))
-        for t in range(name.span.first, self.view.cut(name) + 1):
-            manifest = details.manifest(t)
+        for manifest in seen_manifests(self.view, placed, data.to_pybytes()):
             self._keep(self._root / manifest.path, manifest.to_json(), placed.version)
 
     def _partial_of(self, path: Path, placed: Placed) -> _PartialFile:
@@ -267,7 +264,8 @@ class _PartialFile:
                 low, high = max(gap_begin, part * part_bytes), min(gap_end, (part + 1) * part_bytes)
                 name = part_name(self.placed.place.object, part)
                 data = self._fetcher.range(name, low - part * part_bytes, high - part * part_bytes)
-                os.pwrite(self._fd, data, low)
+                with storage_errors("keep a part of", Path(name)):
+                    os.pwrite(self._fd, data, low)
         self._here = _joined([*self._here, (begin, end)])
 
     def _missing(self, begin: int, end: int) -> Iterator[tuple[int, int]]:

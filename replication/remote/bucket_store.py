@@ -21,6 +21,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.bucket_env import BucketEnv, not_written
 from nosync.replication.remote.fence import read_store
+from nosync.replication.remote.patient import PatientBucket
 from nosync.replication.remote.reach import remotely_safe
 
 
@@ -73,7 +74,7 @@ class BucketStore(Store):
 
 def connect_bucket(bucket: Bucket, cache: Path | None) -> Store:
     """Returns the store of which a bucket has copies. See `nosync.connect`."""
-    marker, temporary = read_store(bucket), None
+    marker, temporary = read_store(PatientBucket(bucket, Env())), None
     if cache is None:
         temporary = TemporaryDirectory(prefix="nosync-")
         cache = Path(temporary.name, "store")

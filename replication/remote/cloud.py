@@ -12,12 +12,13 @@ from typing import Any
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, RemoteError
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
-from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mapped
+from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mapped, scrubbed
 from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
 
 CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 120.0
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _MOST_LISTED = 1000
+_AZURE = "az"
 _in_memory: dict[str, Any] = {}
 
 
@@ -115,7 +116,10 @@ class CloudBucket:
         import obstore  # noqa: PLC0415
 
         with self._mapped(GET, name):
-            return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
+            if self._scheme != _AZURE:
+                return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
+            end = obstore.head(self._store, name)["size"]  # Azure knows no ranges that count from the end
+        return self.get_range(name, max(0, end - size_bytes), end)
 
     def directories(self, prefix: str) -> list[str]:
         """See Bucket."""
@@ -125,14 +129,14 @@ class CloudBucket:
             found = obstore.list_with_delimiter(self._store, prefix.rstrip("/"))["common_prefixes"]
         return sorted(one.rstrip("/").rpartition("/")[2] for one in found)
 
-    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str) -> list[ObjectInfo]:
         """See Bucket."""
         import obstore  # noqa: PLC0415
 
         found: list[ObjectInfo] = []
         with self._mapped(LIST, prefix):
-            for some in obstore.list(self._store, prefix, offset=after or None, chunk_size=_MOST_LISTED):
-                found += [ObjectInfo(one["path"], one["size"]) for one in some if one["path"] > after]
+            for some in obstore.list(self._store, prefix, chunk_size=_MOST_LISTED):
+                found += [ObjectInfo(one["path"], one["size"]) for one in some]
         return sorted(found)
 
     def delete(self, names: Sequence[str]) -> None:
@@ -175,10 +179,16 @@ def _profile() -> Any:
     if not os.environ.get("AWS_PROFILE") or os.environ.get("AWS_ACCESS_KEY_ID"):
         return None
     try:
+        from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
     except ImportError:
         raise InvalidInputError(
             "AWS_PROFILE is set, and its files are read by boto3, which is not installed: pip install boto3, or give "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
-    return Boto3CredentialProvider()
+    try:
+        return Boto3CredentialProvider()
+    except (BotoCoreError, ValueError) as error:
+        raise InvalidInputError(
+            f"AWS_PROFILE is {os.environ['AWS_PROFILE']!r}, and gives no credentials: {scrubbed(str(error))}"
+        ) from None

@@ -36,6 +36,7 @@ _BAD_CREDENTIALS = (
 )  # fmt: skip
 _EXPIRED = ("ExpiredToken", "TokenRefreshRequired")
 _NO_CREDENTIALS = ("metadata", "169.254.169.254", "redential")
+_NEVER = ("NotSupportedError", "NotImplementedError", "InvalidPathError", "UnknownConfigurationKeyError")
 _NOT_ENOUGH = (401, 403)
 _LATER = (408, 409, 425, 429)
 _SERVER = 500
@@ -73,12 +74,12 @@ def mapped(error: Exception, scheme: str, url: str, doing: str, name: str) -> Re
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(f"{what}: it is not there")
     if status is not None and (status >= _SERVER or status in _LATER):
-        return UnavailableError(
-            f"{what}: the store answers {status}{f' {code}' if code else ''}, so it is asked again later"
-        )
+        return UnavailableError(f"{what}: the store answers {status}{f' {code}' if code else ''}, which may pass")
     if status is not None:
         return RemoteError(f"{what}: the store answers {status}{f' {code}' if code else ''}")
     line = scrubbed(text.partition("\n")[0])
+    if kind in _NEVER:
+        return RemoteError(f"{what}: it cannot be done there ({kind}): {line}")
     if any(word in text for word in _NO_CREDENTIALS):
         return RemoteError(f"{what}: no credentials were found in the environment: {line}")
     return UnavailableError(f"{what}: it cannot be reached: {line}")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 
 from nosync.lsm.errors import CorruptionError
-from nosync.lsm.platform.env import Env
-from nosync.replication.remote.bucket import Bucket, UnavailableError
+from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.files import check_digest
 from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
@@ -20,9 +18,7 @@ _GAP_BYTES = 256 << 10
 """What lies between two files of a pack is fetched too where it is less: a request costs more."""
 _MOST_AT_ONCE = 16 << 20
 _THREADS = 8
-_ATTEMPTS, _PAUSE_S = 6, 0.2
 
-T = TypeVar("T")
 Take = Callable[[Placed, pa.Buffer], None]
 TakeLarge = Callable[[Placed, Iterator[bytes]], None]
 
@@ -70,8 +66,8 @@ def _close(files: list[Placed]) -> Iterator[list[Placed]]:
 class Fetcher:
     """Fetches from one bucket. `requests` and `bytes` count what was asked for."""
 
-    def __init__(self, bucket: Bucket, env: Env) -> None:
-        self._bucket, self._env = bucket, env
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
         self.requests, self.bytes = 0, 0
 
     def fetch(self, piece: Piece, take: Take, take_large: TakeLarge | None = None) -> None:
@@ -102,21 +98,10 @@ class Fetcher:
             yield self.range(name, 0, min(part_bytes, size - begin))
 
     def range(self, name: str, begin: int, end: int) -> bytes:
-        """Returns a range of an object. Asked again a few times where the store does not answer."""
+        """Returns a range of an object."""
         self.requests += 1
         self.bytes += end - begin
-        return self.retried(lambda: self._bucket.get_range(name, begin, end))
-
-    def retried(self, call: Callable[[], T]) -> T:
-        """Returns what a call returns, which may be made again."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                return call()
-            except UnavailableError:
-                if attempt + 1 == _ATTEMPTS:
-                    raise
-                self._env.wait_s(_PAUSE_S * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+        return self._bucket.get_range(name, begin, end)
 
     def _checked(self, placed: Placed, data: pa.Buffer, take: Take) -> None:
         where = f"{self._bucket.url}/{placed.place.object}"
@@ -124,8 +109,8 @@ class Fetcher:
             check_digest(placed.version.name, data, placed.version.digest, f"{where}: {placed.version.name}")
         except CorruptionError as error:
             raise CorruptionError(
-                f"{error}. The object was damaged or changed; a store that still has the file puts it again once that object "
-                "is deleted and the store is opened with another prefix"
+                f"{error}. The object was damaged or changed. A store that still has the file copies it to another prefix: "
+                "open it with that as a second remote"
             ) from error
         take(placed, data)
 

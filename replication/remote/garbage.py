@@ -29,7 +29,6 @@ class Collector:
     def __init__(self, bucket: Bucket, names: NodeNames, grace_s: float) -> None:
         self._bucket, self._names, self._grace_s = bucket, names, grace_s
         self._since_s: dict[str, float] = {}
-        self.deleted, self.waiting_bytes = 0, 0
 
     def collect(self, writer: LogWriter, going: Collection[str], now_s: float) -> None:
         """Deletes what nothing has needed for the grace. Nothing may be pending. `going`: large files that are put, and
@@ -39,13 +38,11 @@ class Collector:
         unneeded = [*self._packs(writer, in_use), *self._indexes(writer), *self._objects(in_use)]
         self._since_s = {one.name: self._since_s.get(one.name, now_s) for one in unneeded}
         due = [one.name for one in unneeded if self._since_s[one.name] <= now_s - self._grace_s]
-        self.waiting_bytes = sum(one.size_bytes for one in unneeded)
         for begin in range(0, len(due), _AT_ONCE):
             writer.check()
             self._bucket.delete(due[begin : begin + _AT_ONCE])
             for name in due[begin : begin + _AT_ONCE]:
                 self._since_s.pop(name, None)
-            self.deleted += len(due[begin : begin + _AT_ONCE])
 
     def _packs(self, writer: LogWriter, in_use: Collection[str]) -> Iterable[ObjectInfo]:
         for one in self._bucket.list(self._names.packs):

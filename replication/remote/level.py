@@ -1,7 +1,8 @@
 """The remote level of one node: its copies in an object store, made in a thread of their own.
 
 Invariants
-- Nobody waits for this thread but who asks it to `push`, and who closes the store, for a bounded time.
+- Nobody waits for this thread but who asks it to `push`, and who closes the store: as long as they say, and for the one
+  request that is going on then.
 - What the store refuses for good (a permission, another writer) ends the copies and is shown; what may pass is tried
   again, less and less often. The thread never ends by an error.
 """
@@ -127,19 +128,19 @@ class RemoteLevel:
                 with self._step_lock:
                     self._step()
 
-    def _step(self, *, at_once: bool = False) -> None:
-        """Gathers what is new, and puts it where that is due. Never raises."""
+    def _step(self, *, at_once: bool = False, until_s: float = float("inf")) -> None:
+        """Gathers what is new, and puts it where that is due; no pack is begun after `until_s`. Never raises."""
         now_s = self._env.monotonic_s()
         try:
             self._note_sealed(now_s)
             if now_s >= self._retry_s or at_once:
-                self._work(now_s, at_once=at_once)
+                self._work(now_s, at_once=at_once, until_s=until_s)
                 self._problem, self._pause_s = self._damage(), _FIRST_RETRY_S
         except Exception as error:  # noqa: BLE001 - it is logged; without this thread nothing more would be copied
             self._failed(error)
         self._show(now_s)
 
-    def _work(self, now_s: float, *, at_once: bool) -> None:
+    def _work(self, now_s: float, *, at_once: bool, until_s: float) -> None:
         if self._uploader is None:
             self._uploader = self._begin()
         uploader = self._uploader
@@ -147,7 +148,8 @@ class RemoteLevel:
             uploader.look_at_all()
             self._look_s = now_s + _LOOK_AT_ALL_S
         uploader.gather()
-        if self._others is not None and not uploader.has_something and now_s - self._flushed_s >= self.settings.flush_s:
+        look_s = self.settings.flush_s if self._sealed else max(self.settings.flush_s, _LOOK_AT_ALL_S)
+        if self._others is not None and not uploader.has_something and now_s - self._flushed_s >= look_s:
             uploader.flush()  # others may have put what was missing
             self._flushed_s = now_s
         while uploader.has_something and (
@@ -155,7 +157,7 @@ class RemoteLevel:
         ):
             uploader.flush()
             self._flushed_s = now_s = self._env.monotonic_s()
-            if self._closing.is_set() and not at_once:
+            if (self._closing.is_set() and not at_once) or now_s >= until_s:
                 break
             uploader.gather()
         if now_s >= self._collect_s and not uploader.writer.is_pending:
@@ -179,7 +181,7 @@ class RemoteLevel:
         except RemoteTakenError:
             raise
         except RemoteError as error:  # copies go on all the same
-            self._not_collected = str(error)
+            self._not_collected, self._collect_s = str(error), now_s + _LAST_RETRY_S
 
     def _failed(self, error: Exception) -> None:
         problem = described(error)
@@ -199,9 +201,10 @@ class RemoteLevel:
     # --- how far it is ------------------------------------------------------------------------------------------------
 
     def _safe_point(self, branch: str = MAIN) -> int | None:
-        if self._uploader is not None:
+        uploader = self._uploader  # the thread may give it up meanwhile
+        if uploader is not None:
             others = self._others.reached if self._others is not None else ()
-            self._acknowledged = furthest([self._uploader.writer.acknowledged, *others])
+            self._acknowledged = furthest([uploader.writer.acknowledged, *others])
         return remotely_safe(self._node.timelines, self._acknowledged, branch)
 
     def _note_sealed(self, now_s: float) -> None:
@@ -251,9 +254,9 @@ class RemoteLevel:
             try:
                 if self._is_ended:
                     raise RemoteError(self._problem)
-                self._step(at_once=True)
-                uploader = self._uploader
-                if uploader is not None and not self._problem and not uploader.has_something:
+                self._step(at_once=True, until_s=end_s)
+                uploader, is_well = self._uploader, self._problem in ("", self._not_collected)
+                if uploader is not None and is_well and not uploader.has_something:
                     return True
             finally:
                 self._step_lock.release()

@@ -182,15 +182,22 @@ class LogWriter:
         self.acknowledged = pending.step.reached
         self.packs += 1
 
-    def put_large(self, version: FileVersion, data: memoryview, part_bytes: int) -> Placed:
-        """Puts a large file as objects of its own. One that is interrupted goes on after the last part that was
-        acknowledged.
+    def has_begun(self, version: FileVersion) -> bool:
+        """Returns whether parts of a large file were put, and not all of them."""
+        return version in self._parts
+
+    def put_large(self, version: FileVersion, data: memoryview, part_bytes: int, most_bytes: int) -> Placed | None:
+        """Puts a large file as objects of its own, and no part is begun after so many bytes. The next call goes on after
+        the last part that was acknowledged. Returns where it is; None while it is not whole.
         """
+        end_bytes = self.sent_bytes + most_bytes
         if version not in self._parts:
             self._objects += 1
             self._parts[version] = self._names.object(self.claim.number, self._objects), 0
         name, done = self._parts[version]
         for part in range(done, -(-len(data) // part_bytes)):
+            if self.sent_bytes >= end_bytes:
+                return None
             self._put(part_name(name, part), data[part * part_bytes : (part + 1) * part_bytes])
             self._parts[version] = name, part + 1
         del self._parts[version]

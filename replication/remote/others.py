@@ -12,8 +12,8 @@ from nosync.lsm.model.layer import Description
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, covers
 from nosync.replication.remote.bucket import Bucket
-from nosync.replication.remote.log import follow_log, read_log
-from nosync.replication.remote.names import NODES, NodeNames
+from nosync.replication.remote.log import follow_log, nodes_of, read_log
+from nosync.replication.remote.names import NodeNames
 from nosync.replication.remote.pack import Contents, Reached
 
 
@@ -26,7 +26,7 @@ class OtherNodes:
 
     def look(self) -> None:
         """Reads what came since the last time. Raises RemoteError."""
-        for node in self._bucket.directories(f"{NODES}/"):
+        for node in nodes_of(self._bucket):
             known = self._contents.get(node)
             if node == self._me or (known and follow_log(self._bucket, NodeNames(node), self._store_id, known)):
                 continue
@@ -37,12 +37,12 @@ class OtherNodes:
     @property
     def inventories(self) -> list[Inventory]:
         """Returns what each of them holds."""
-        return [contents.inventory for contents in self._contents.values()]
+        return [contents.inventory for contents in list(self._contents.values())]
 
     @property
     def reached(self) -> list[Reached]:
         """Returns up to where each of them says that all is whole."""
-        return [contents.reached for contents in self._contents.values()]
+        return [contents.reached for contents in list(self._contents.values())]
 
 
 def furthest(found: Iterable[Reached]) -> Reached:

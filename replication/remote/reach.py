@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.archive import Run
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, Refs
 from nosync.lsm.manifests.completeness import is_whole, safe_from
 from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
@@ -118,9 +118,14 @@ class _Look:
 
 def remotely_safe(timelines: Timelines, reached: Reached, branch: str = MAIN) -> int | None:
     """Returns the newest epoch of a branch that is remotely safe; None where none is."""
+    return newest_safe(timelines.refs, timelines.timeline(branch).id, reached)
+
+
+def newest_safe(refs: Refs, timeline: str, reached: Reached) -> int | None:
+    """Returns the newest epoch of what a timeline and those that it left have that is remotely safe; None: none is."""
     found = [
         t if end is None else min(t, end)
-        for timeline, end in timelines.refs.left(timelines.timeline(branch).id).items()
+        for timeline, end in refs.left(timeline).items()
         if (t := reached.epochs.get(timeline)) is not None
     ]
     return max(found, default=None)

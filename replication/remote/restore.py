@@ -22,7 +22,6 @@ import pyarrow as pa
 from nosync.lsm.errors import CompactedError, CorruptionError, InvalidInputError, NosyncError, RemoteError
 from nosync.lsm.facts.or_set import elements, read_element
 from nosync.lsm.facts.pins import pin_of
-from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.input_policy import policies
@@ -49,7 +48,8 @@ from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import check_digest, digest_of
 from nosync.replication.remote.pack import Placed
-from nosync.replication.remote.view import RemoteView, read_view
+from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.view import RemoteView, read_view, seen_manifests
 
 RESTORED = "restored"
 """The timeline on which a restored store goes on is called so, with a token of its own."""
@@ -94,6 +94,7 @@ def restore(
     returns. Raises InvalidInputError, RemoteError, CorruptionError naming a damaged object, StorageError.
     """
     env = env or Env()
+    bucket = PatientBucket(bucket, env)
     for attempt in range(_REPLANS):
         view = read_view(bucket)
         one = _Restore(bucket, view, target, env, progress)
@@ -109,7 +110,7 @@ def restore(
 class _Restore:
     def __init__(self, bucket: Bucket, view: RemoteView, target: Path, env: Env, progress: Progress) -> None:
         self._bucket, self._view, self._target, self._env, self._progress = bucket, view, target, env, progress
-        self._fetcher = Fetcher(bucket, env)
+        self._fetcher = Fetcher(bucket)
         self._written: list[Path] = []
 
     def begin(self, plan: dict[str, Any]) -> None:
@@ -175,13 +176,7 @@ class _Restore:
 
     def _keep_singly(self, placed: Placed, data: pa.Buffer) -> None:
         """Writes the epochs of an archive that are seen as single manifests."""
-        name, where = placed.version.name, str(placed.version.name)
-        assert name.span is not None, "it is an archive"
-        path, text = PurePosixPath(name), data.to_pybytes()
-        archive = Archive.parse(text, path.parent.name, path.name, where)
-        details = Details.parse(archive, text, where)
-        for t in range(name.span.first, self._view.cut(name) + 1):
-            manifest = details.manifest(t)
+        for manifest in seen_manifests(self._view, placed, data.to_pybytes()):
             self._publish(manifest.path, manifest.to_json())
 
     def _cut_timelines(self, as_of: int | None, branch: str | None) -> Timelines:

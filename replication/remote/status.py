@@ -15,6 +15,8 @@ from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.names import NODES
 from nosync.replication.remote.pack import Placed
+from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.reach import newest_safe
 from nosync.replication.remote.view import RemoteView, read_view
 
 _DOLLARS_PER_GB_MONTH = 0.023
@@ -58,6 +60,7 @@ class BucketStatus:
 
 def bucket_status(bucket: Bucket) -> BucketStatus:
     """Reads what a bucket has. Raises RemoteError, CorruptionError."""
+    bucket = PatientBucket(bucket, Env())
     view = read_view(bucket)
     listed = bucket.list(f"{NODES}/")
     stored = sum(one.size_bytes for one in listed)
@@ -85,7 +88,7 @@ def _small_files(bucket: Bucket, view: RemoteView) -> dict[FileName, bytes]:
     def take(placed: Placed, data: object) -> None:
         found[placed.version.name] = bytes(data)  # type: ignore[call-overload]
 
-    fetch_all(Fetcher(bucket, Env()), [placed for placed in wanted if view.is_seen(placed.version.name)], take)
+    fetch_all(Fetcher(bucket), [placed for placed in wanted if view.is_seen(placed.version.name)], take)
     return found
 
 
@@ -95,14 +98,7 @@ def _branches(view: RemoteView, texts: dict[FileName, bytes]) -> dict[str, int |
     for n in range(1, view.reached.entries + 1):
         with parsed("an entry of the log of branches", f"{BRANCHES}/{n}.json"):
             refs = refs.after(unseal_json(entries[n], f"{BRANCHES}/{n}.json")[0])
-    found: dict[str, int | None] = {}
-    for name, timeline in refs.names.items():
-        ends = [
-            t if end is None else min(t, end)
-            for of, end in refs.left(timeline).items()
-            if (t := view.reached.epochs.get(of)) is not None
-        ]
-        found[name] = max(ends, default=None)
+    found = {name: newest_safe(refs, timeline, view.reached) for name, timeline in refs.names.items()}
     return {MAIN: found.pop(MAIN), **dict(sorted(found.items()))}
 
 

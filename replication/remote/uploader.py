@@ -60,7 +60,8 @@ class Uploader:
     @property
     def waiting_bytes(self) -> int:
         """Returns how many bytes are known to wait."""
-        versions = [*self._large.values(), *(one for one in self._waiting.values() if one is not None)]
+        # As lists: whoever asks for the status is another thread.
+        versions = [*list(self._large.values()), *(one for one in list(self._waiting.values()) if one is not None)]
         return len(self._builder.body) + sum(version.size_bytes for version in versions)
 
     @property
@@ -99,6 +100,7 @@ class Uploader:
             wanted |= {one.name: one for one in shrinking(layers.values(), held, layers.__contains__)}
             self._find_dropped(layers)
             self._forget_discarded()
+            self.damaged = {name: why for name, why in self.damaged.items() if self._env.exists(self._root / name)}
         wanted |= self._moved()
         going = {version.name for version in self._going()}
         files = [name for name in (*names, *self._waiting) if name.layer is None and self._is_lacking(name)]
@@ -238,12 +240,19 @@ class Uploader:
         return any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
 
     def _put_large(self) -> None:
+        """Puts large files, and leaves the rest of them for the next time after as much as a pack has."""
+        end_bytes = self.writer.sent_bytes + self._settings.flush_bytes
         for name, version in list(self._large.items()):
+            most_bytes = end_bytes - self.writer.sent_bytes
+            if most_bytes <= 0:
+                return
             data = self._read(name)
-            found = None if data is None else self._checked(name, data)
-            if data is not None and found == version:
+            if data is not None and (self.writer.has_begun(version) or self._checked(name, data) == version):
                 view = memoryview(data).cast("B")
-                self._large_put.append(self.writer.put_large(version, view, self._settings.large_bytes))
+                placed = self.writer.put_large(version, view, self._settings.large_bytes, most_bytes)
+                if placed is None:
+                    return
+                self._large_put.append(placed)
             else:
                 self._looks_at_all = self._looks_at_all or data is None  # merged away: what stands for it goes
                 self.writer.give_up_parts()

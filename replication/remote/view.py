@@ -7,17 +7,20 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from nosync.lsm.errors import RemoteError
+from nosync.lsm.manifests.archive import Archive, Details
+from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.platform.layout import MANIFESTS
 from nosync.lsm.platform.store_marker import Marker
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fence import read_store
 from nosync.replication.remote.log import follow_log, nodes_of, read_log
-from nosync.replication.remote.names import NodeNames
+from nosync.replication.remote.names import LogPosition, NodeNames
 from nosync.replication.remote.others import furthest
 from nosync.replication.remote.pack import Contents, Placed, Reached
 
@@ -31,6 +34,8 @@ class RemoteView:
     files: dict[FileName, Placed] = field(repr=False)
     """All that is held, what is not seen included."""
     reached: Reached
+    at: dict[str, LogPosition]
+    """Up to where the log of each node is applied. Reading on may apply more of it, and then fail."""
     problems: tuple[str, ...] = ()
     """Objects that are damaged, so that what was put after them is not seen."""
 
@@ -48,10 +53,6 @@ class RemoteView:
         """Returns the last epoch that is seen of the timeline of a manifest or an archive; -1: none is."""
         assert name.span is not None, "it is a manifest or an archive"
         return self.reached.epochs.get(PurePosixPath(name.span.timeline).relative_to(MANIFESTS).name, -1)
-
-    def seen(self) -> list[FileName]:
-        """Returns the names of what is seen; of layers all."""
-        return [name for name in self.files if self.is_seen(name)]
 
 
 def read_view(bucket: Bucket) -> RemoteView:
@@ -71,10 +72,9 @@ def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
     store_id, nodes = view.marker.store_id, view.nodes
     if set(nodes_of(bucket)) - nodes.keys():
         return read_view(bucket)
-    before = {node: contents.at for node, contents in nodes.items()}
     if not all(follow_log(bucket, NodeNames(node), store_id, contents) for node, contents in nodes.items()):
         return read_view(bucket)
-    return view if before == {node: contents.at for node, contents in nodes.items()} else _view_of(view.marker, nodes)
+    return view if view.at == _positions(nodes) else _view_of(view.marker, nodes)
 
 
 def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
@@ -83,4 +83,18 @@ def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
         files |= {placed.version.name: placed for placed in contents.files() if placed.version.name not in files}
     reached = furthest(contents.reached for contents in nodes.values())
     problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
-    return RemoteView(marker, nodes, files, reached, problems)
+    return RemoteView(marker, nodes, files, reached, _positions(nodes), problems)
+
+
+def _positions(nodes: dict[str, Contents]) -> dict[str, LogPosition]:
+    return {node: contents.at for node, contents in nodes.items()}
+
+
+def seen_manifests(view: RemoteView, placed: Placed, text: bytes) -> Iterator[Manifest]:
+    """Yields the manifests of an archive that are seen. `text`: the archive. Raises CorruptionError."""
+    name, where = placed.version.name, str(placed.version.name)
+    assert name.span is not None, "it is an archive"
+    path = PurePosixPath(name)
+    details = Details.parse(Archive.parse(text, path.parent.name, path.name, where), text, where)
+    for t in range(name.span.first, view.cut(name) + 1):
+        yield details.manifest(t)

@@ -9,12 +9,12 @@ import pytest
 
 import nosync
 from nosync.lsm.errors import CorruptionError, InvalidInputError, RemoteError, StorageError
-from nosync.replication.remote import bucket_env
+from nosync.replication.remote import bucket_env, patient
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.bucket_store import BucketStore, connect_bucket
-from nosync.testing.simulated_bucket import Objects, SimulatedBucket
+from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
 from tests.conftest import OpenStore
-from tests.helpers.remotes import QUIET, Copies, epochs, rows_of
+from tests.helpers.remotes import NAMES, QUIET, Copies, epochs, rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,28 @@ def test_it_reads_as_the_original(open_store: OpenStore, bucket: Bucket) -> None
         assert (status.last_sealed, status.safe_point, status.missing) == (6, 6, 0)
         assert status.path == bucket.url
         assert status.problems == {}
+
+
+def test_a_look_that_fails_half_way_loses_nothing(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient, "_PAUSE_S", 0.0)
+    failing = set[str]()
+
+    def fault(call: str, name: str) -> Fault:
+        return "before" if name in failing else ""
+
+    store, bucket = open_store(settings=QUIET), SimulatedBucket(fault=fault)
+    copies = Copies(store, bucket)
+    epochs(store, range(3))
+    copies.push()
+    with connect_bucket(bucket, None) as reader:
+        for t in (3, 4):
+            epochs(store, range(t, t + 1))
+            copies.push()
+        failing.add(NAMES.pack(copies.contents().at))
+        with pytest.raises(RemoteError, match="503"):  # after it read the pack before
+            reader.last_sealed()
+        failing.clear()
+        assert reader.last_sealed() == 4
 
 
 def test_what_comes_is_seen_and_what_is_not_whole_is_not(open_store: OpenStore) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, RemoteError
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.cloud_errors import mapped
 from nosync.replication.remote.url import RemoteUrl, is_remote_url, parse_url
 from tests.helpers.s3 import KEY, SECRET, answering
 
@@ -116,6 +118,23 @@ def test_a_store_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, caplog:
         assert len(str(error).splitlines()) == 1
         assert KEY not in f"{error}{caplog.text}"
         assert SECRET not in f"{error}{caplog.text}"
+
+
+def test_a_profile_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match="AWS_PROFILE is 'nobody', and gives no credentials"):
+        open_bucket("s3://copies/x")
+
+
+def test_what_a_library_does_not_do_is_not_tried_again() -> None:
+    from obstore.exceptions import NotSupportedError
+
+    error = mapped(NotSupportedError("no such thing"), "az", "az://b", "read", "a")
+    assert type(error) is RemoteError
+    assert "it cannot be done there (NotSupportedError): no such thing" in str(error)
 
 
 def test_a_bucket_that_is_not_there(s3: str) -> None:

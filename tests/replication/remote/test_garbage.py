@@ -45,14 +45,14 @@ def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -
         store.compact()
         clock.now_s += 4.0
         copies.step()
-    fetch_all(Fetcher(SimulatedBucket(objects), clock), view.files.values(), lambda placed, data: None)
+    fetch_all(Fetcher(SimulatedBucket(objects)), view.files.values(), lambda placed, data: None)
     for t in range(60, 64):
         clock.now_s += 200.0
         epochs(store, range(t, t + 1))
         copies.push()
     assert held_bytes(objects) < 0.7 * before
     with pytest.raises(MissingObjectError):
-        fetch_all(Fetcher(SimulatedBucket(objects), clock), view.files.values(), lambda placed, data: None)
+        fetch_all(Fetcher(SimulatedBucket(objects)), view.files.values(), lambda placed, data: None)
     assert copies.level.status().safe_point == 63
     root = store.directory.root.parent / "restored"
     restore(SimulatedBucket(objects), root)

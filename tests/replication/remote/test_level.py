@@ -25,6 +25,15 @@ from tests.conftest import OpenStore
 from tests.helpers.remotes import NAMES, QUIET, Copies, epochs
 
 
+class Moved(Env):
+    """A clock that the test moves."""
+
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
 def open_quiet(open_store: OpenStore, name: str = "store", **options: object) -> nosync.Store:
     return open_store(name, settings=QUIET, **options)
 
@@ -219,6 +228,65 @@ def test_a_damaged_layer_is_not_copied_and_is_named(open_store: OpenStore) -> No
     assert status.safe_point == 0
     assert "1-2-0.layer" in status.problem
     assert "layers/counts/raw/0/1-2-0.layer" not in copies.contents().places
+
+
+def test_a_damaged_file_that_is_gone_is_no_problem_any_more(open_store: OpenStore) -> None:
+    store = open_quiet(open_store)
+    copies = Copies(store, SimulatedBucket())
+    stray = store.directory.root / "checkpoints/words/offsets/0"
+    epochs(store, range(3))
+    copies.push()
+    uploader = copies.level._uploader
+    assert uploader is not None
+    uploader.damaged["checkpoints/words/offsets/0"] = f"{stray}: bits were flipped"
+    copies.step()
+    assert "bits were flipped" in copies.level.status().problem
+    copies.push()
+    assert copies.level.status().problem == ""
+
+
+def test_who_waits_for_a_slow_store_waits_no_longer_than_it_says(open_store: OpenStore) -> None:
+    """Each PUT takes a second, and there are many packs and large files."""
+    env = Moved()
+    store = open_quiet(open_store, env=env)
+
+    def fault(call: str, name: str) -> Fault:
+        env.now_s += float(call == "put")
+        return ""
+
+    copies = Copies(store, SimulatedBucket(fault=fault), flush_bytes=2000, large_bytes=4000)
+    rows = pa.table({"k": [f"key{i}" for i in range(3000)], "n": list(range(3000))})
+    for t in range(30):
+        store.append("large", t=t, rows=rows, key=["k"])
+        for n in range(4):
+            store.append(f"small{n}", t=t, rows=rows.slice(t, 30), key=["k"])
+        store.seal(t)
+    store.sync()
+    began_s = env.monotonic_s()
+    assert not copies.level.push(5.0)
+    assert env.monotonic_s() - began_s <= 10, "with the PUT that was going on, and those that begin a log"
+    for _ in range(200):
+        if copies.level.push(5.0):
+            break
+    assert copies.level.status().safe_point == 29
+
+
+def test_what_cannot_be_listed_is_shown_and_all_is_pushed(open_store: OpenStore) -> None:
+    forbidden = set[str]()
+
+    def fault(call: str, name: str) -> Fault:
+        return "before" if call in forbidden else ""
+
+    store = open_quiet(open_store)
+    copies = Copies(store, SimulatedBucket(fault=fault), grace_s=0.0)
+    epochs(store, range(3))
+    copies.push()
+    forbidden.add("list")
+    epochs(store, range(3, 5))
+    copies.level._collect_s = 0.0
+    copies.push()
+    status = copies.level.status()
+    assert (status.safe_point, "cannot list" in status.problem) == (4, True)
 
 
 # --- who may write ------------------------------------------------------------------------------------------------------

@@ -131,9 +131,12 @@ def test_a_large_file_that_was_interrupted_goes_on() -> None:
     data = bytes(range(100))
     version = FileVersion(FileName("layers/c/raw/0/0-1-0.layer"), blake3(data).hexdigest(), 100)
     with pytest.raises(UnavailableError):
-        writer.put_large(version, memoryview(data), 10)
+        writer.put_large(version, memoryview(data), 10, 100)
     before = objects.calls["put"]
-    placed = writer.put_large(version, memoryview(data), 10)
+    assert writer.put_large(version, memoryview(data), 10, 25) is None, "three parts of ten went"
+    assert writer.has_begun(version)
+    placed = writer.put_large(version, memoryview(data), 10, 100)
+    assert placed is not None
     assert objects.calls["put"] - before == 8
     parts = bucket.list(f"{placed.place.object}/")
     assert b"".join(bucket.get(part.name) for part in parts) == data
