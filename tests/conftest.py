@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import nosync
+from nosync.testing.daemon_cluster import Daemons, Process
+from tests.helpers.forking import Forker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +31,24 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # Daemons without TLS meet in a directory of the user's, where the sockets of those stay that tests kill.
 _STATE = tempfile.TemporaryDirectory(prefix="nosync-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+
+@pytest.fixture(autouse=True, scope="session")
+def daemons_start_fast() -> Iterator[None]:
+    """Daemons are forked from a process that has imported all, which begins with the first of them."""
+    forkers: list[Forker] = []
+
+    def start(arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> Process:
+        if not forkers:
+            forkers.append(Forker())
+        return forkers[0].start(arguments, log, env)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Daemons, "start_process", staticmethod(start))
+        yield
+    for forker in forkers:
+        forker.close()
+
 
 OpenStore = Callable[..., nosync.Store]
 

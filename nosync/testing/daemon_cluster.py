@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import nosync
 from nosync.lsm.platform.env import Env
@@ -22,6 +23,7 @@ from nosync.replication.transport.daemon_files import address_of
 from nosync.replication.transport.sockets import Meeting, SocketPath
 
 PATIENCE_S = 60.0
+_NOSYNC = (sys.executable, "-m", "nosync.cli")
 
 
 def eventually(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
@@ -45,6 +47,23 @@ def free_ports(n: int) -> list[int]:
     return ports
 
 
+class Process(Protocol):
+    """A daemon that was started, as subprocess has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
 @dataclass
 class Daemons:
     """A few daemons of one store."""
@@ -56,7 +75,7 @@ class Daemons:
     extra: tuple[str, ...] = ()
     know: tuple[str, ...] = ()
     """The nodes that are given to a daemon as its peers when it is started; empty: all."""
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
 
     def data(self, node: str) -> Path:
         return self.root / node
@@ -66,20 +85,31 @@ class Daemons:
         """Returns where daemons without TLS meet."""
         return self.root / "sockets"
 
-    def command(self, node: str, *more: str) -> list[str]:
+    def arguments(self, node: str, *more: str) -> list[str]:
         peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.know or self.nodes if other != node]
         return [
-            sys.executable, "-m", "nosync.cli", "daemon", "--node", node, "--data", str(self.data(node)),
+            "daemon", "--node", node, "--data", str(self.data(node)),
             "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas),
             "--sockets", str(self.sockets),
             *peers, *self.extra, *more,
         ]  # fmt: skip
 
+    @staticmethod
+    def start_process(arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> Process:
+        """Runs `nosync` with arguments, in an interpreter of its own; what it says goes to the end of `log`. Tests replace
+        it by what takes less time.
+        """
+        with log.open("ab") as said:
+            return subprocess.Popen([*_NOSYNC, *arguments], stdout=said, stderr=said, env=env)
+
+    def command(self, node: str, *more: str) -> list[str]:
+        """Returns what is said in a shell to start a daemon."""
+        return [*_NOSYNC, *self.arguments(node, *more)]
+
     def start(self, node: str, *more: str) -> None:
-        log = open(self.root / f"{node}.log", "ab")  # noqa: SIM115 - the process keeps it
+        (self.root / f"{node}.log").touch()
         env = os.environ | {"PYTHONPATH": str(Path(nosync.__file__).parents[1])}
-        self.processes[node] = subprocess.Popen(self.command(node, *more), stdout=log, stderr=log, env=env)
-        log.close()
+        self.processes[node] = self.start_process(self.arguments(node, *more), self.root / f"{node}.log", env)
         pid = self.processes[node].pid
         eventually(f"{node} serves: {self.log(node)}", lambda: (address_of(self.data(node)) or {}).get("pid") == pid)
 
