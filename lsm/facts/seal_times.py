@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifests.branches import Refs
+from nosync.lsm.model.as_of import is_in_calendar
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, is_number, pack
 from nosync.lsm.platform.env import Env, storage_errors
@@ -132,6 +133,10 @@ class SealTimes:
                 found[t] = time if t not in found else found[t].combined(time)
         return dict(sorted(found.items()))
 
+    def newest(self, timeline: str) -> Epoch | None:
+        """Returns the newest epoch of a timeline that a file is of, as names say; None where there is none."""
+        return max((named.last for named in self._listed(timeline).values()), default=None)
+
     def of_epoch(self, timeline: str, t: int) -> SealTime | None:
         """Returns the time of one epoch of a timeline, reading no more than that takes."""
         with self._lock:
@@ -180,6 +185,9 @@ class SealTimes:
         if t is not None:  # names of one epoch have one dash, and need not be taken apart one by one
             names = [name for name in names if name.startswith(f"{t}-") or name.count("-") > 1]
         listed = {directory / name: named for name in sorted(names) if (named := _named(name)) is not None}
+        if t is None:
+            for path in [one for one in list(self._read) if one.parent == directory and one not in listed]:
+                self._read.pop(path, None)  # another stands for it by now
         return {path: n for path, n in listed.items() if t is None or n.first <= t <= n.last}
 
     def _times_in(self, path: PurePosixPath) -> Mapping[Epoch, SealTime]:
@@ -204,6 +212,8 @@ def times_of(fields: Mapping[str, Any], path: PurePosixPath) -> dict[Epoch, Seal
         pack(t)
         if not named.first <= t <= named.last:
             raise ValueError(f"epoch {t} is none of those that its name says")
+        if not is_in_calendar(_us(sealed)):
+            raise ValueError(f"{sealed} us since 1970 is in no calendar")
         found[Epoch(t)] = SealTime(_us(sealed), *(None if us is None else _us(us) for us in (oldest, newest)))
     return found
 

@@ -16,12 +16,8 @@ AsOf = int | str | datetime | date
 """An epoch; or a time of the wall clock, as ISO 8601 text, datetime or date (its first moment)."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_FIRST_US, _LAST_US = ((at.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND for at in (datetime.min, datetime.max))
 _EXAMPLES = '"2026-07-04", "2026-07-04T12:00" (UTC) or "2026-07-04T12:00+02:00"'
-
-
-def is_wall_clock(as_of: object) -> bool:
-    """Returns whether this is a time of the wall clock, and not the number of an epoch."""
-    return isinstance(as_of, str | date)
 
 
 def wall_clock_us(as_of: str | datetime | date) -> int:
@@ -58,6 +54,13 @@ def parse_as_of(text: str) -> int | str:
     return text
 
 
+def is_in_calendar(us: int) -> bool:
+    """Returns whether a time is in the years 1 to 9999."""
+    return _FIRST_US <= us <= _LAST_US
+
+
 def shown_time(us: int) -> str:
-    """Returns a time in UTC as ISO 8601 has it, to the second where it is a whole one."""
+    """Returns a time in UTC as ISO 8601 has it, to the second where it is a whole one; a number where no calendar has it."""
+    if not is_in_calendar(us):
+        return f"{us:,} us since 1970"
     return (_EPOCH + us * _MICROSECOND).isoformat().replace("+00:00", "Z")

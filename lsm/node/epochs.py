@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
+from nosync.lsm.errors import DeterminismError, StorageError
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.input_policy import is_released, releasable_until
@@ -82,13 +81,12 @@ class Epochs:
     def recall_times(self) -> None:
         """Takes the times of the newest epochs from their files, where a crash came before they were published."""
         for branch in self._timelines.refs.names:
-            log, env = self._timelines.manifests(branch), self._sealer.directory.env
-            with contextlib.suppress(CorruptionError):  # of a damaged file, of which `verify` tells
-                known = self._times.of_timeline(log.timeline)
-                for t in range(max(known) + 1, (log.last_own or -1) + 1) if known else ():
-                    path = self._sealer.directory.root / MANIFESTS / log.timeline / f"{t}.json"
-                    if env.exists(path):
-                        self._times.note(log.timeline, t, at_us=env.identity(path).written_ns // 1000)
+            manifests, env = self._timelines.manifests(branch), self._sealer.directory.env
+            timeline, known = manifests.timeline, self._times.newest(manifests.timeline)
+            for t in range(known + 1, (manifests.last_own or -1) + 1) if known is not None else ():
+                path = self._sealer.directory.root / MANIFESTS / timeline / f"{t}.json"
+                if env.exists(path):
+                    self._times.note(timeline, t, at_us=env.identity(path).written_ns // 1000)
 
     def conflict(self, error: DeterminismError, branch: str) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""

@@ -40,6 +40,7 @@ from nosync.cli.console import (
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, StorageError
 from nosync.lsm.model.as_of import AsOf
+from nosync.lsm.model.timestamp import pack
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 from nosync.lsm.visible import visible
@@ -162,7 +163,8 @@ def _after(store: Store, begin: AsOf | None, branch: str) -> AsOf:
         since = store.since()
         return since if since else BEFORE_FIRST_EPOCH
     if isinstance(begin, int):
-        return begin if begin < 0 else begin - 1  # a negative one is refused as what it is
+        pack(begin)
+        return begin - 1
     return store.range_of(begin, store.newest(branch) or 0, branch)[0]
 
 

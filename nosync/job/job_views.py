@@ -87,6 +87,12 @@ class JobViews:
         """Returns the last epoch up to which a stage's layers are the same files on another branch; -1: none are."""
         return self._reading.shared_until(other._position, stage)
 
+    def range_of(self, after: AsOf, until: AsOf) -> tuple[int, int]:
+        """Returns the epochs between which changes are asked for; a time of the wall clock before the first epoch is the
+        empty state. Raises InvalidInputError unless they are in order.
+        """
+        return self._store.range_of(after, until, self.branch_name)
+
     def epoch_as_of(self, as_of: AsOf) -> int:
         """Returns the epoch of this job's branch that a time of the wall clock stands for: see `Store.epoch_as_of`."""
         return self._store.epoch_as_of(as_of, self.branch_name)

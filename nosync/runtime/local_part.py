@@ -20,7 +20,7 @@ from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLU
 from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import applied, evaluated
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
-from nosync.lsm.columnar.hashing import HASH_BITS, hash64
+from nosync.lsm.columnar.hashing import HASH_BITS, hash64, key_groups_of
 from nosync.lsm.errors import StageError
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_parts import run_parts
@@ -106,7 +106,7 @@ class _LocalPart:
         if edge.key:
             hashes = hash64([as_array(rows.column(name)) for name in edge.key])
             groups, shards = self._plan.flow.key_groups, self._plan.shards
-            by_key = ((hashes >> np.uint64(HASH_BITS)) * np.uint64(groups) >> np.uint64(HASH_BITS)).astype(np.int64)
+            by_key = key_groups_of((hashes >> np.uint64(HASH_BITS)).astype(np.uint32), groups)
             shard = np.where(is_row, by_key * shards // groups, tags)
             if not is_hashed_in_tasks(edge_schema(self._plan.flow.stages, edge), edge.key):
                 rows = rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))

@@ -17,7 +17,6 @@ from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
-from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.visible import visible
 from nosync.spark.expressions import quoted
 
@@ -42,6 +41,9 @@ class Side(Protocol):
 
     def last_sealed(self) -> int | None:
         """Returns the newest epoch."""
+
+    def range_of(self, after: AsOf, until: AsOf) -> tuple[int, int]:
+        """Returns the epochs between which changes are asked for."""
 
     def epoch_as_of(self, as_of: AsOf) -> int:
         """Returns the epoch that a number, or a time of the wall clock, stands for."""
@@ -179,7 +181,7 @@ def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> Data
     """Compares the change feeds of two branches over a range of epochs. Returns the rows that only one has, with
     `_side` a or b. Times of the wall clock are looked up on `a`.
     """
-    after, until = (t if t == BEFORE_FIRST_EPOCH else a.epoch_as_of(t) for t in (after, until))
+    after, until = a.range_of(after, until)
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     maps = [f.name for f in left.schema if isinstance(f.dataType, MapType)]
     left, right = (rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps}) for rows in (left, right))

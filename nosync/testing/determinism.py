@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -153,7 +154,8 @@ def _check_same(stage: str, expected: pa.Table, found: pa.Table, what: str) -> N
     ours, others = expected.to_pylist(), found.to_pylist()
     if len(ours) == len(others) and all(map(_are_close, ours, others)):
         return
-    only = next((row for row in theirs if row not in mine), None) or next(row for row in mine if row not in theirs)
+    # As counts: of rows that are equal one side may have more.
+    only = next(iter((Counter(theirs) - Counter(mine)) or (Counter(mine) - Counter(theirs))))
     raise AssertionError(f"stage {stage} is not deterministic: {what}. Among them is {only}")
 
 

@@ -39,7 +39,8 @@ _TYPES = {
     "long": pa.int64(),
 }
 _COMPARED = {*_WIDTHS, pa.string(), pa.bool_()}
-_MOST_INT = (1 << 31) - 1
+_MOST_INT, _MOST_LONG = (1 << 31) - 1, (1 << 63) - 1
+_MOST_DIGITS = 20
 _WORDS = frozenset({"and", "or", "not", "in", "is", "between", "as", "null", "true", "false", "like", "case", "cast"})
 
 
@@ -265,8 +266,13 @@ class _Parser:
         return _widened(found, to)
 
     def _number(self, text: str) -> _Typed:
-        value, is_long = int(text.rstrip("Ll")), text[-1] in "Ll"
-        type_ = pa.int64() if is_long or abs(value) > _MOST_INT else pa.int32()
+        digits, is_long = text.rstrip("Ll"), text[-1] in "Ll"
+        if not digits.removeprefix("-").isdecimal() or len(digits) > _MOST_DIGITS:
+            raise _NeedsSpark(f"{text} is no whole number, in {self._text!r}")
+        value = int(digits)
+        if not -_MOST_LONG - 1 <= value <= _MOST_LONG:
+            raise _NeedsSpark(f"{text} is no long, in {self._text!r}")
+        type_ = pa.int64() if is_long or not -_MOST_INT - 1 <= value <= _MOST_INT else pa.int32()
         return _Typed(Expression(literal=pa.scalar(value, type_)), type_)
 
     def _column(self, name: str) -> _Typed:

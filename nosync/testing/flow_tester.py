@@ -50,7 +50,6 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opening import open_store
-from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.operators.base import weights_of
 from nosync.operators.bootstrap import net_changes
 from nosync.runtime.epoch_plan import EpochPlan
@@ -142,7 +141,6 @@ class FlowTester:
             )
         after = until - 1 if after is None else after
         names = [*below.output.names, CHANGE_TYPE_COLUMN, EPOCH_COLUMN]
-        after = max(after, BEFORE_FIRST_EPOCH)
         return self._store.changes(stage, after, until, include_expired=include_expired).select(names)
 
     def digests(self) -> dict[tuple[int, str, int], str]:
@@ -196,6 +194,10 @@ class FlowTester:
         self.close()
 
     def _sealed(self, t: int | None) -> int:
+        if isinstance(t, bool) or not isinstance(t, int | None):
+            raise InvalidInputError(
+                f"{t!r} is no epoch: a tester's epochs are asked for by number, for they run at once"
+            )
         last = self.last_sealed()
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")

@@ -80,6 +80,7 @@ def test_changes_from_and_to(capsys: pytest.CaptureFixture[str], path: str) -> N
         (["delays", "--from", "3", "--to", "1"], "must not be after"),
         (["delays", "--to", "9"], "recorded up to 4"),
         (["delays", "--from", "-2"], "timestamp -2 is not an epoch number"),
+        (["delays", "--from", "-1"], "timestamp -1 is not an epoch number"),
         (["nope"], "recorded stages: delays"),
         (["delays", "--key", "x=1"], "no column 'x'"),
         (["delays", "--from", "soon"], "neither the number of an epoch nor a time"),

@@ -67,6 +67,8 @@ def test_a_branch_begins_at_a_time_and_has_its_own_times(ran: tuple[nosync.Job, 
     assert nosync.diff_summary(job, branch, "totals", "2026-07-20").as_of == 3
     fed = nosync.diff_changes(job, branch, "totals", AT, "2026-07-20")
     assert sorted(fed.collect()) == sorted(nosync.diff_changes(job, branch, "totals", 1, 3).collect())
+    before_all = nosync.diff_changes(job, branch, "totals", "2020-01-01", "2026-07-20")
+    assert sorted(before_all.collect()) == sorted(nosync.diff_changes(job, branch, "totals", -1, 3).collect())
     assert store.status().branches_sealed_at["doubled"].startswith("2026-08-03")
 
 

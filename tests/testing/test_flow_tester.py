@@ -266,6 +266,28 @@ def test_rows_come_in_another_order_and_each_epoch_has_its_own(monkeypatch: pyte
     assert any(rows != ROWS[i % 2] for i, rows in enumerate(given[:4]))
 
 
+def _twice(rows: pa.Table) -> pa.Table:
+    """Of the rows of a call, gives the first one twice."""
+    return pa.concat_tables([rows, rows.slice(0, 1)])
+
+
+def test_rows_that_are_there_more_often_are_found_and_named() -> None:
+    with pytest.raises(AssertionError, match="stage mapped is not deterministic: .*Among them is .*'customer'"):
+        _tested(_twice).assert_deterministic()
+
+
+def test_a_tester_is_asked_for_epochs_by_number() -> None:
+    with _tested(_numbered) as tester:
+        for ask in (
+            lambda: tester.read("mapped", as_of="2026-07-04"),  # type: ignore[arg-type]
+            lambda: tester.changes("mapped", None, "2026-07-04"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(nosync.InvalidInputError, match="by number"):
+                ask()
+        with pytest.raises(nosync.InvalidInputError, match="-2"):
+            tester.changes("mapped", -2, 1)
+
+
 def test_a_function_that_numbers_rows_depends_on_shards() -> None:
     with pytest.raises(
         AssertionError, match=r"stage mapped is not deterministic: with [13] shards? it has other rows as of"

@@ -145,3 +145,21 @@ def test_a_file_is_of_the_epochs_that_its_name_says(tmp_path: Path, name: str) -
     path = SealTimes(tmp_path, Clock()).record("main", 1)
     with pytest.raises(CorruptionError, match="its name says"):
         check_contents(PurePosixPath(name), (tmp_path / path).read_bytes())
+
+
+def test_a_time_that_no_calendar_has_is_of_no_store(tmp_path: Path) -> None:
+    times = SealTimes(tmp_path, Clock())
+    times.note("main", 1, at_us=1 << 60)
+    (path,) = times.write()
+    with pytest.raises(CorruptionError, match="in no calendar"):
+        check_contents(path, (tmp_path / path).read_bytes())
+
+
+def test_what_was_read_of_files_that_are_gone_is_forgotten(tmp_path: Path) -> None:
+    times = recorded(tmp_path, *range(20))
+    before = times.of_timeline("main")
+    times.roll_up("main", 10, 19)
+    removed(tmp_path)
+    assert times.of_timeline("main") == before
+    assert times.newest("main") == 19
+    assert len(times._read) == 2
