@@ -30,6 +30,14 @@ def pin_of(fields: Mapping[str, Any]) -> Pin:
     return Pin(Epoch(fields["t"]), check_name(fields["name"], "pin name"))
 
 
+def check_pinnable(t: int, oldest: int, last: int | None) -> None:
+    """Raises InvalidInputError for an epoch that no pin can keep. `oldest`: the first whose history is kept."""
+    pack(t)
+    if last is None or not oldest <= t <= last:
+        possible = "there is none yet" if last is None else f"{oldest} to {last} now"
+        raise InvalidInputError(f"cannot pin {t}: a pin needs a sealed timestamp whose history is kept, {possible}")
+
+
 class Pins:
     """The pins of a data directory. What a file says never changes, so each is read once, however many there are."""
 

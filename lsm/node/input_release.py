@@ -34,7 +34,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
-_AGAIN_S = 2.0
+_AGAIN_S, _LOOK_FOR_SAFE_S = 2.0, 0.5
 
 
 class InputRelease:
@@ -49,10 +49,12 @@ class InputRelease:
         announcer: Announcer,
         garbage: Garbage,
         remotes: Remotes,
+        *,
+        replicated: bool,
     ) -> None:
         self._directory, self._env, self._layers, self._timelines = directory, directory.env, layers, timelines
         self._safe_points, self._announcer, self._garbage = safe_points, announcer, garbage
-        self._remotes = remotes
+        self._remotes, self._waits_for_others = remotes, replicated
         self._done = self._tried = NOTHING
         self._again_s = 0.0
 
@@ -60,6 +62,12 @@ class InputRelease:
         """Returns whether there are inputs that go when they are safe."""
         last = self._timelines.last_sealed()
         return last is not None and last > self._done and bool(policies(self._timelines.manifest(last)))
+
+    def idle_at_most_s(self, idle_s: float) -> float:
+        """Returns how long nothing needs to be done, given how long nothing is due: nothing wakes a node when its peers, or
+        an object store, have their copies.
+        """
+        return min(idle_s, _LOOK_FOR_SAFE_S) if self._waits_for_others and self.wait() else idle_s
 
     def release(self) -> None:
         """Drops what may go by now."""

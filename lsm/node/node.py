@@ -41,8 +41,6 @@ from nosync.lsm.platform.store_marker import Marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory
 
-_LOOK_FOR_SAFE_S = 0.5
-
 
 class Node:
     """Owns one data directory. Make with the directory and settings; `close` when done.
@@ -64,7 +62,7 @@ class Node:
         """`replicated`: what is safe depends on peers, so without a listener that knows of them nothing new is.
         `copies`: how many an epoch asks for of each stage of which nothing is said.
         """
-        self.directory, self.settings, self._is_replicated = directory, settings, replicated
+        self.directory, self.settings = directory, settings
         self.problems, self.remotes = dict[str, str](), Remotes()
         root, env = directory.root, directory.env
         self._ownership = own = Ownership(root, self.problems)
@@ -94,7 +92,7 @@ class Node:
         opaque = self.opaque.step if replicated else None
         steps = Steps(
             looking, making_durable, self.merge_once, parts.merges.idle_at_most_s, self.make_files_ahead,
-            self._idle_at_most_s, opaque,
+            parts.inputs.idle_at_most_s, opaque,
         )  # fmt: skip
         parts.threads.start(steps)
 
@@ -312,10 +310,6 @@ class Node:
         self.parts.branching.promote(name, keep_as)
 
     # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _idle_at_most_s(self, idle_s: float) -> float:
-        # Nothing here wakes when peers have their copies.
-        return min(idle_s, _LOOK_FOR_SAFE_S) if self._is_replicated and self.parts.inputs.wait() else idle_s
 
     def abandon(self) -> None:
         """Gives the directory back without making anything durable: what the death of the process does."""

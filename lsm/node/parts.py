@@ -88,7 +88,9 @@ class NodeParts:
         self.durability = Durability(
             directory, own, layers, queue, small, files, garbage, bad, compactor, merges, announcer
         )
-        self.inputs = InputRelease(directory, layers, timelines, safe, announcer, garbage, remotes)
+        self.inputs = InputRelease(
+            directory, layers, timelines, safe, announcer, garbage, remotes, replicated=replicated
+        )
         self.discards = Discards(
             directory, timelines, layers, files, small, bad, compactor, safe, self.inputs, announcer
         )

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from nosync.lsm.errors import RemoteError
 from nosync.lsm.node.api import RemoteCopies
+
+
+def push_all(all_copies: Sequence[RemoteCopies], root: Path, timeout_s: float) -> None:
+    """Returns when what is durable is in each of the object stores. Raises RemoteError where there are none, or it takes
+    longer.
+    """
+    if not all_copies:
+        raise RemoteError(f"{root} is opened without remote=, so there is nowhere to copy it to")
+    for copies in all_copies:
+        if not copies.push(timeout_s):
+            status = copies.status()
+            why = status.problem or f"{status.waiting_bytes:,} bytes wait"
+            raise RemoteError(f"{status.url}: not all is there after {timeout_s} s: {why}")
 
 
 class Remotes:

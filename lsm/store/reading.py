@@ -26,7 +26,7 @@ from nosync.lsm.columnar.table_diff import compare
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
@@ -198,6 +198,20 @@ class StoreReader:
         until = self.epoch_as_of(until, branch) if isinstance(until, str | date) else until
         check_range(after, until)
         return after, until
+
+    def branches(self) -> dict[str, Timeline]:
+        """Returns, by name, the timeline of each branch: which timeline it comes from, and at which epoch."""
+        refs = self._timelines().refs
+        return {name: refs.timelines[timeline] for name, timeline in refs.names.items()}
+
+    def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
+        """Returns the epoch at which each stage began anew on the way to a branch, from all rows that were there."""
+        refs = self._timelines().refs
+        return refs.anew(refs.timeline_of(branch).id)
+
+    def timelines_by_id(self) -> dict[str, Timeline]:
+        """Returns every timeline that a branch is, or comes from."""
+        return dict(self._timelines().refs.timelines)
 
     def sealed_at(self, t: int, branch: str = MAIN) -> datetime | None:
         """Returns when an epoch was sealed, by the clock of the node that did it, in UTC; None where that is not

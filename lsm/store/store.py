@@ -19,11 +19,11 @@ from typing import Self
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import unify_schemas
-from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, RemoteError, StorageError
-from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, StorageError
+from nosync.lsm.facts.pins import Pin, Pins, check_pinnable
 from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
-from nosync.lsm.manifests.branches import MAIN, Timeline
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Manifest
@@ -32,6 +32,7 @@ from nosync.lsm.model.layer import Description, LayerId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack
 from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.node.remote_status import read_remote_status
+from nosync.lsm.node.remotes import push_all
 from nosync.lsm.node.safe_point import safe_point_on_disk
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, RemoteStatus, StoreStatus
@@ -145,20 +146,6 @@ class Store(StoreReader):
 
     # --- timelines ----------------------------------------------------------------------------------------------------
 
-    def branches(self) -> dict[str, Timeline]:
-        """Returns, by name, the timeline of each branch: which timeline it comes from, and at which epoch."""
-        refs = self._timelines().refs
-        return {name: refs.timelines[timeline] for name, timeline in refs.names.items()}
-
-    def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
-        """Returns the epoch at which each stage began anew on the way to a branch, from all rows that were there."""
-        refs = self._timelines().refs
-        return refs.anew(refs.timeline_of(branch).id)
-
-    def timelines_by_id(self) -> dict[str, Timeline]:
-        """Returns every timeline that a branch is, or comes from."""
-        return dict(self._timelines().refs.timelines)
-
     def delete_branch(self, name: str) -> int:
         """Deletes a branch with the layers that nothing else needs. Returns how many those are."""
         return self.node.delete_branch(name)
@@ -180,8 +167,7 @@ class Store(StoreReader):
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
-        default = f"before-rewind-{self.node.timelines.refs.entries + 1}" if t < last else None
-        kept = default if keep_as is None else keep_as or None
+        kept = self._name_of_kept("rewind", keep_as) if t < last or keep_as else None
         self.node.rewind(t, kept)
         return kept
 
@@ -197,10 +183,13 @@ class Store(StoreReader):
         mine, theirs = self.last_sealed(), self.last_sealed(branch)
         if branch != MAIN and mine is not None and (theirs is None or theirs < mine):
             raise InvalidInputError(f"branch {branch} is at epoch {theirs}, main at {mine}: replay() it first")
-        default = f"before-promote-{timelines.refs.entries + 1}"
-        kept = default if keep_as is None else keep_as or None
+        kept = self._name_of_kept("promote", keep_as)
         self.node.promote(branch, kept)
         return kept
+
+    def _name_of_kept(self, after: str, keep_as: str | None) -> str | None:
+        """Returns the name of the branch that main is kept as; None where it is dropped."""
+        return f"before-{after}-{self.node.timelines.refs.entries + 1}" if keep_as is None else keep_as or None
 
     def describe_branch(self, name: str) -> BranchInfo:
         """Returns where a branch comes from, and what of it is shared with others and what is its own."""
@@ -245,27 +234,15 @@ class Store(StoreReader):
         copies are made in the background. Raises RemoteError where there are none, or it takes longer.
         """
         self.node.sync()
-        copies = list(self.node.remotes)
-        if not copies:
-            raise RemoteError(f"{self.directory.root} is opened without remote=, so there is nowhere to copy it to")
-        for one in copies:
-            if not one.push(timeout_s):
-                status = one.status()
-                why = status.problem or f"{status.waiting_bytes:,} bytes wait"
-                raise RemoteError(f"{status.url}: not all is there after {timeout_s} s: {why}")
+        push_all(list(self.node.remotes), self.directory.root, timeout_s)
 
     def pin(self, name: str, t: int) -> None:
         """Keeps the state as of `t` readable until `unpin`, whatever `retain` says (a savepoint, in Flink's words).
 
         Raises InvalidInputError where `t` is below `since` or not sealed.
         """
-        pack(t)
         check_name(name, "pin name")
-        last, first = self.last_sealed(), self._timelines().manifests().first
-        oldest = max(self.since(), first or 0)
-        if last is None or not oldest <= t <= last:
-            possible = "there is none yet" if last is None else f"{oldest} to {last} now"
-            raise InvalidInputError(f"cannot pin {t}: a pin needs a sealed timestamp whose history is kept, {possible}")
+        check_pinnable(t, max(self.since(), self._timelines().manifests().first or 0), self.last_sealed())
         self.node.pin(Pin(Epoch(t), name))
 
     def unpin(self, name: str) -> None:
