@@ -22,7 +22,7 @@ DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -43,9 +43,13 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (about 23 minutes on 2 cores).
+test: setup  ## Run the tests (about a quarter of an hour on 2 cores). Long ones with Spark are in `make spark`.
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
+
+spark: setup  ## The long tests with Spark that have no target of their own (ten minutes).
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'spark and long' --dist loadfile --durations=10 \
+		--ignore=tests/compat --ignore=tests/checkpoints --ignore=tests/cluster --ignore=tests/parity
 
 docs: $(DOCS)/.installed  ## Write the site of docs/ to site/. A link or an anchor that leads nowhere is an error.
 	@rm -rf build/docs && mkdir -p build/docs
@@ -88,10 +92,11 @@ model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spi
 	sh docs/model/check.sh
 
 checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (half an hour).
-	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py tests/checkpoints/door/test_with_spark.py
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py tests/checkpoints/door/test_with_spark.py \
+		tests/checkpoints/door/test_tls_with_spark.py
 
 parity: setup  ## Structured Streaming queries and the flows that they become, ROUNDS=30 times with rows of chance (about an hour).
-	NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
+	NOSYNC_LONG=1 NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
 
 properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0

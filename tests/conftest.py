@@ -53,6 +53,16 @@ def daemons_start_fast() -> Iterator[None]:
 OpenStore = Callable[..., nosync.Store]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long`, unless a target of the long suites runs."""
+    if os.environ.get("NOSYNC_LONG"):
+        return
+    for item in items:
+        if (marker := item.get_closest_marker("long")) is not None:
+            target = marker.args[0] if marker.args else "make spark"
+            item.add_marker(pytest.mark.skip(reason=f"of the long suite: {target}"))
+
+
 @pytest.fixture
 def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     """Opens stores under the test's own directory, and closes those that the test left open."""

@@ -7,6 +7,14 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from nosync.flow.arguments import (
+    AsofJoinArguments,
+    DedupeArguments,
+    IntervalJoinArguments,
+    TimedJoinArguments,
+    TimedUpdateArguments,
+    arguments_of,
+)
 from nosync.flow.bind_keyed import check_join, check_key, check_time, hashed_options, watermark_schema
 from nosync.flow.bindings import Bindings, change_fields
 from nosync.flow.bound_stage import (
@@ -30,6 +38,7 @@ from nosync.flow.stage_options import (
     TimedUpdateOptions,
     WatermarkOptions,
 )
+from nosync.kernels.asof_joins import AsofSpec
 from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
 from nosync.kernels.join_types import JoinSpec
 from nosync.kernels.windows import DUE_COLUMN, MIN, UNTIL_COLUMN, Window
@@ -45,12 +54,13 @@ def bind_first(bindings: Bindings, stage: Stage) -> None:
     first of theirs.
     """
     upstream = _growing(bindings, stage, stage.inputs[0])
-    window: Window = replace(stage.options["event_time"], policy=bindings.inputs.policy(stage))
+    arguments = arguments_of(stage, DedupeArguments)
+    window = replace(arguments.window, policy=bindings.inputs.policy(stage))
     key = stage.key or tuple(upstream.output.names)
     check_time(stage, window, upstream)
     check_key(stage, key, upstream)
     inputs = upstream.origins if window.policy == MIN else ()
-    within_us: int = stage.options["within_us"]
+    within_us = arguments.within_us
     described = f"{window} within {within_us} {hashed_options(key, of_inputs=inputs, idle_after=window.idle_after)}"
     parts = _times(bindings, stage, window, [(upstream, window, "late")], WatermarkOptions(inputs), key, described)
     seen = bindings.part(stage, "seen", SEEN, upstream.name)
@@ -71,27 +81,27 @@ def bind_first(bindings: Bindings, stage: Stage) -> None:
 
 
 def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
-    """Binds an interval join: the watermark, the late rows and the state of each side, and the joined rows."""
+    """Binds an interval join or an as-of join: the watermark, the late rows and the state of each side, and the joined rows."""
     left, right = (_growing(bindings, stage, name) for name in stage.inputs)
     if left.name == right.name:
         raise FlowError(
             f"stage {stage.name}: {left.name} is joined with itself: give one side another name, as "
             f'{left.name}.select("again", "*") does'
         )
-    spec = JoinSpec(stage.options["on"], stage.options["how"])
-    lower_us, upper_us = stage.options["within_us"]
-    interval = IntervalSpec(spec, lower_us, upper_us)
+    arguments = arguments_of(stage, TimedJoinArguments)
+    spec = JoinSpec(arguments.on, arguments.how)
+    interval, lasts_us = _spec_of(arguments, spec)
     check_join(stage, spec, left, right)
     policy = bindings.inputs.policy(stage)
-    windows = tuple(replace(window, policy=policy) for window in stage.options["event_times"])
+    windows = tuple(replace(window, policy=policy) for window in arguments.windows)
     for side, window in zip((left, right), windows, strict=True):
         check_time(stage, window, side)
     sides, schemas = [], []
-    for side, window, tracks, nulls, lasts_us in zip(
-        (left, right), windows, interval.tracks, spec.needs_null_keys, (upper_us, -lower_us), strict=True
+    for side, window, tracks, nulls, for_us in zip(
+        (left, right), windows, interval.tracks, spec.needs_null_keys, lasts_us, strict=True
     ):
         schema, key = side_schema(side.output, spec.on, tracks=tracks)
-        sides.append(IntervalSide(window, schema, lasts_us, tracks, nulls))
+        sides.append(IntervalSide(window, schema, for_us, tracks, nulls))
         schemas.append((schema, key))
     described = f"{windows} {interval} {hashed_options(spec.on, idle_after=windows[0].idle_after)}"
     times = _watermark_of_sides(stage, (left, right), windows)
@@ -119,14 +129,24 @@ def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
     )
 
 
+def _spec_of(arguments: TimedJoinArguments, spec: JoinSpec) -> tuple[IntervalSpec | AsofSpec, tuple[int, int]]:
+    """Returns what a join by event time compares, and for how long after its time a row of each side waits."""
+    if isinstance(arguments, AsofJoinArguments):
+        return AsofSpec(spec, arguments.within_us), (0, 0)
+    assert isinstance(arguments, IntervalJoinArguments), "there are two kinds"
+    lower_us, upper_us = arguments.lower_us, arguments.upper_us
+    return IntervalSpec(spec, lower_us, upper_us), (upper_us, -lower_us)
+
+
 def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
     """Binds an update by event time, or with several outputs: the watermark and the late rows, the state, and the
     outputs.
     """
-    by_time = "event_time" in stage.options
+    arguments = arguments_of(stage, TimedUpdateArguments)
+    by_time = arguments.window is not None
     upstream = _growing(bindings, stage, stage.inputs[0]) if by_time else bindings.recorded(stage.inputs[0])
     check_key(stage, stage.key, upstream)
-    timer, ttl_us, window = stage.options["timer"], stage.options["ttl_us"], stage.options.get("event_time")
+    timer, ttl_us, window = arguments.timer, arguments.ttl_us, arguments.window
     inputs: tuple[str, ...] = ()
     if window is not None:
         window = replace(window, policy=bindings.inputs.policy(stage))
@@ -142,11 +162,11 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
         )
     outputs = {
         name: bindings.parse(replace(bindings.part(stage, name, OUTPUT, upstream.name), schema=ddl))
-        for name, ddl in stage.options["outputs"].items()
+        for name, ddl in arguments.outputs.items()
     }
     options = TimedUpdateOptions(shown, outputs, timer, ttl_us)
     more = hashed_options(stage.key, of_inputs=inputs, idle_after=window.idle_after if window else None)
-    described = f"{window} {timer} {ttl_us} {stage.options['outputs']} {more}"
+    described = f"{window} {timer} {ttl_us} {arguments.outputs} {more}"
     parts = []
     if window is not None:
         times = WatermarkOptions(inputs)

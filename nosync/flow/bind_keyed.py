@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from nosync.flow.arguments import JoinArguments, WindowArguments, arguments_of
 from nosync.flow.bindings import Bindings, change_fields, visible
 from nosync.flow.bound_stage import ARRANGE, DISTINCT, FINAL, LATE, WATERMARK, BoundStage, SegmentOutput
 from nosync.flow.event_time import LATE_ROWS, LATE_UNTIL, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
@@ -80,7 +81,7 @@ def bind_keyed(bindings: Bindings, stage: Stage) -> None:
             schema = pa.schema([upstream.output.field(name) for name in (*key, *rest)])
     else:
         assert stage.kind == UPDATE
-        options = UpdateOptions(stage.options.get("ttl"))
+        options = UpdateOptions(stage.arguments.expires_after)
         forgets = options.ttl is not None and bindings.forgets(stage)
         touched = [pa.field(TOUCHED_COLUMN, pa.int64())] if options.ttl is not None else []
         schema = pa.schema([*(upstream.output.field(name) for name in key), *bindings.parse(stage), *touched])
@@ -119,7 +120,8 @@ def with_one_key(rows: pa.Table) -> pa.Table:
 def bind_window(bindings: Bindings, stage: Stage) -> None:
     """Binds a window as three stages on the same rows: the watermark, the late rows, and the aggregates."""
     upstream = bindings.recorded(stage.inputs[0])
-    window: Window = stage.options["window"]
+    arguments = arguments_of(stage, WindowArguments)
+    window = arguments.window
     _check_window(stage, window, upstream)
     time_type = window_type(upstream.output.field(window.time).type)
     bounds = [pa.field(name, time_type) for name in (START, END)]
@@ -129,7 +131,7 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
     schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
 
-    is_final = stage.options.get("emit") == FINAL
+    is_final = arguments.is_final
     window = replace(
         window, policy=bindings.inputs.policy(stage), is_lenient=bindings.is_lenient(stage, window), is_final=is_final,
         keep_us=0 if is_final else window.keep_us,
@@ -220,7 +222,8 @@ def watermark_schema(time_type: pa.DataType, inputs: Sequence[str], window: Wind
 def bind_join(bindings: Bindings, stage: Stage) -> None:
     """Binds a join as three stages in one segment: the two sides, arranged by key, and the joined rows."""
     left, right = (bindings.stages[name] for name in stage.inputs)
-    spec = JoinSpec(stage.options["on"], stage.options["how"])
+    arguments = arguments_of(stage, JoinArguments)
+    spec = JoinSpec(arguments.on, arguments.how)
     check_join(stage, spec, left, right)
     parts = [
         _arranged(bindings, stage, part, side, spec, drops_nulls=not needs_nulls)

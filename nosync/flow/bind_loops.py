@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from nosync.flow.arguments import LoopArguments, arguments_of
 from nosync.flow.bind_keyed import check_key
 from nosync.flow.bindings import Bindings
 from nosync.flow.bound_flow import Loop
@@ -30,10 +31,11 @@ def bind_loop(bindings: Bindings, stage: Stage) -> None:
     growing = not any(bindings.stages[name].changing for name in entering)
     schema, key = loop_schema(start.output), tuple(start.output.names)
     outside = [f"{name} {bindings.stages[name].fingerprint}" for name in sorted(entering)]
-    described = "; ".join([*map(_described, members), *outside, stage.options["result"]])
+    arguments = arguments_of(stage, LoopArguments)
+    described = "; ".join([*map(_described, members), *outside, arguments.result])
     bound = bindings.stage(stage, schema, changing=not growing, key=key, edge_key=key, described=described)
     bindings.add_segment(bound, [bindings.edge(start.name, key)])
-    bindings.loops[stage.name] = Loop(stage.name, stage.options["result"], growing, stage.options["max_rounds"])
+    bindings.loops[stage.name] = Loop(stage.name, arguments.result, growing, arguments.max_rounds)
 
 
 def _described(stage: Stage) -> str:
@@ -41,8 +43,7 @@ def _described(stage: Stage) -> str:
     them.
     """
     code = stage.version if stage.version is not None else stage.function
-    options = {k: str(v) for k, v in stage.options.items()}
-    return fingerprint(stage.name, stage.kind, stage.inputs, code, stage.schema or "", options)
+    return fingerprint(stage.name, stage.kind, stage.inputs, code, stage.schema or "", stage.arguments.texts())
 
 
 def close_loops(bindings: Bindings) -> None:

@@ -12,6 +12,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from nosync.flow.arguments import (
+    DedupeArguments,
+    ExpressionArguments,
+    StaticJoinArguments,
+    TimedJoinArguments,
+    TimedUpdateArguments,
+    arguments_of,
+)
 from nosync.flow.bind_event_time import bind_first, bind_interval_join, bind_timed_update
 from nosync.flow.bind_keyed import bind_join, bind_keyed, bind_window
 from nosync.flow.bind_loops import bind_loop, close_loops
@@ -151,11 +159,11 @@ class _Binder:
             self._jvm(stage)
         elif stage.kind == UNION:
             self._union(stage)
-        elif "outputs" in stage.options:
+        elif isinstance(stage.arguments, TimedUpdateArguments):
             bind_timed_update(self._bindings, stage)
-        elif "event_time" in stage.options:
+        elif isinstance(stage.arguments, DedupeArguments):
             bind_first(self._bindings, stage)
-        elif "event_times" in stage.options:
+        elif isinstance(stage.arguments, TimedJoinArguments):
             bind_interval_join(self._bindings, stage)
         else:
             _WITH_STATE[stage.kind](self._bindings, stage)
@@ -286,8 +294,9 @@ _WITH_STATE = {
 def jvm_options(stage: Stage) -> ExpressionOptions | StaticJoinOptions:
     """Returns the options of a stage that the JVM evaluates, as far as its declaration says them."""
     if stage.kind == STATIC_JOIN:
-        return StaticJoinOptions(table=stage.options["table"], on=stage.options["on"], how=stage.options["how"])
-    return ExpressionOptions(expressions=stage.options["expressions"])
+        join = arguments_of(stage, StaticJoinArguments)
+        return StaticJoinOptions(table=join.table, on=join.on, how=join.how)
+    return ExpressionOptions(expressions=arguments_of(stage, ExpressionArguments).expressions)
 
 
 def _on_no_rows(stage: Stage, given: pa.Schema) -> pa.Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from nosync.flow.arguments import UpdateArguments, WindowArguments
 from nosync.flow.bound_flow import Loop
 from nosync.flow.bound_stage import (
     ARRANGE,
@@ -104,7 +105,7 @@ class Bindings:
             code,
             stage.schema or "",
             {name: _aggregate_parts(a) for name, a in stage.aggregates.items()},
-            [described, stage.options.get("ttl")],
+            [described, stage.arguments.expires_after],
             [self._pinned.get(name, self.stages[name].fingerprint) for name in stage.inputs],
         )
         return BoundStage(
@@ -132,7 +133,7 @@ class Bindings:
 
     def forgets(self, stage: Stage) -> bool:
         """Returns whether rows of a stage whose state is bounded are forgotten when they expire, and not taken back."""
-        said = stage.options.get("expiry")
+        said = stage.arguments.expiry if isinstance(stage.arguments, UpdateArguments | WindowArguments) else None
         return said == FORGET if said is not None else stage.name not in self._meanings.taken_back
 
     def is_lenient(self, stage: Stage, window: Window) -> bool:

@@ -15,6 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from nosync.flow import declared
+from nosync.flow.arguments import (
+    DedupeArguments,
+    ExpressionArguments,
+    JoinArguments,
+    StaticJoinArguments,
+    TimedJoinArguments,
+    TimedUpdateArguments,
+    WindowArguments,
+    arguments_of,
+)
 from nosync.flow.ddl import columns_of
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
@@ -22,7 +32,6 @@ from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
     FILTER,
-    FINAL,
     JOIN,
     LOOP,
     MAP,
@@ -40,6 +49,7 @@ from nosync.flow.per_key import PerKey
 from nosync.flow.persistence import NONE, asks_for_remote, parse_level
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage, own_methods
+from nosync.kernels.join_types import INNER
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
@@ -192,6 +202,11 @@ class Dataflow:
         self._stages[stage.name] = stage
         return stage
 
+    def _changed(self, stage: Stage) -> Stage:
+        """Puts a declaration in the place of the one of its name, of which more is known now."""
+        self._stages[stage.name] = stage
+        return stage
+
     def _learned(self, stage: Stage) -> dict[str, Known]:
         """Returns what is known now of the columns of a stage and of its parts. Raises SchemaError or FlowError for a
         declaration that cannot be right.
@@ -201,42 +216,47 @@ class Dataflow:
         given = stage.inputs[0]
         known = self._known[given]
         if stage.kind == WINDOW:
-            window = stage.options["window"]
+            arguments = arguments_of(stage, WindowArguments)
+            window = arguments.window
             found = declared.of_window(stage.name, window, stage.key, stage.aggregates, given, known)
-            if stage.options.get("emit") == FINAL:
+            if arguments.is_final:
                 found = declared.Known(found.columns)
             return {stage.name: found, f"{stage.name}{PART_SEPARATOR}late": declared.expanded(window, known)}
-        if "outputs" in stage.options:
-            return self._learned_of_update(stage, given, known)
-        if "event_time" in stage.options:
-            declared.check_times(stage.name, stage.options["event_time"].time, given, known)
+        if isinstance(stage.arguments, TimedUpdateArguments):
+            return self._learned_of_update(stage, stage.arguments, given, known)
+        if isinstance(stage.arguments, DedupeArguments):
+            declared.check_times(stage.name, stage.arguments.window.time, given, known)
             return {
                 f"{stage.name}{PART_SEPARATOR}late": known,
                 stage.name: declared.of_dedupe(stage.name, stage.key, given, known),
             }
-        if stage.kind == JOIN:
+        if isinstance(stage.arguments, JoinArguments):
             inputs = [(name, self._known[name]) for name in stage.inputs]
-            if "event_times" in stage.options:
-                return self._learned_of_interval_join(stage, inputs)
-            return {stage.name: declared.of_join(stage.name, stage.options["on"], stage.options["how"], inputs)}
+            if isinstance(stage.arguments, TimedJoinArguments):
+                return self._learned_of_timed_join(stage, stage.arguments, inputs)
+            return {stage.name: declared.of_join(stage.name, stage.arguments.on, stage.arguments.how, inputs)}
         if stage.kind == UNION:
             return {stage.name: declared.of_union(stage.name, {name: self._known[name] for name in stage.inputs})}
         return {stage.name: _LEARN_OF_ONE[stage.kind](stage, given, known)}
 
-    def _learned_of_update(self, stage: Stage, given: str, known: Known) -> dict[str, Known]:
+    def _learned_of_update(
+        self, stage: Stage, arguments: TimedUpdateArguments, given: str, known: Known
+    ) -> dict[str, Known]:
         found = {stage.name: declared.of_update(stage.name, stage.key, stage.schema, given, known)}
-        if "event_time" in stage.options:
-            declared.check_times(stage.name, stage.options["event_time"].time, given, known)
+        if arguments.window is not None:
+            declared.check_times(stage.name, arguments.window.time, given, known)
             found[f"{stage.name}{PART_SEPARATOR}late"] = known
-        for name, ddl in stage.options["outputs"].items():
+        for name, ddl in arguments.outputs.items():
             columns = columns_of(ddl, f"stage {stage.name}: output {name}", "'message string'")
             found[f"{stage.name}{PART_SEPARATOR}{name}"] = Known(columns)
         return found
 
-    def _learned_of_interval_join(self, stage: Stage, inputs: Sequence[tuple[str, Known]]) -> dict[str, Known]:
-        for window, (given, known) in zip(stage.options["event_times"], inputs, strict=True):
+    def _learned_of_timed_join(
+        self, stage: Stage, arguments: TimedJoinArguments, inputs: Sequence[tuple[str, Known]]
+    ) -> dict[str, Known]:
+        for window, (given, known) in zip(arguments.windows, inputs, strict=True):
             declared.check_times(stage.name, window.time, given, known)
-        joined = declared.of_join(stage.name, stage.options["on"], stage.options["how"], inputs)
+        joined = declared.of_join(stage.name, arguments.on, arguments.how, inputs)
         (_, left), (_, right) = inputs
         late = {f"{stage.name}{PART_SEPARATOR}late_{side}": known for side, known in (("left", left), ("right", right))}
         return {stage.name: Known(joined.columns), **late}
@@ -253,10 +273,10 @@ class Dataflow:
 _LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
     MAP: lambda s, given, known: declared.of_map(s.name, s.schema, known),
     FILTER: lambda s, given, known: known,
-    WHERE: lambda s, given, known: declared.of_where(s.name, s.options["expressions"][0], given, known),
-    SELECT: lambda s, given, known: declared.of_select(s.name, s.options["expressions"], given, known),
+    WHERE: lambda s, given, known: declared.of_where(s.name, _expressions(s)[0], given, known),
+    SELECT: lambda s, given, known: declared.of_select(s.name, _expressions(s), given, known),
     STATIC_JOIN: lambda s, given, known: declared.of_static_join(
-        s.name, s.options["on"], s.options["table"], given, known
+        s.name, arguments_of(s, StaticJoinArguments).on, arguments_of(s, StaticJoinArguments).table, given, known
     ),
     AGGREGATE: lambda s, given, known: declared.of_aggregate(s.name, s.key, s.aggregates, given, known),
     DEDUPE: lambda s, given, known: declared.of_dedupe(s.name, s.key, given, known),
@@ -264,6 +284,10 @@ _LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
     LOOP: lambda s, given, known: Known(known.columns),
 }
 """The functions that say, by kind, how the columns of a stage with one input follow from that input's."""
+
+
+def _expressions(stage: Stage) -> tuple[Any, ...]:
+    return arguments_of(stage, ExpressionArguments).expressions
 
 
 def _with_other_code(stage: Stage, code: Any) -> Stage:
@@ -274,7 +298,7 @@ def _with_other_code(stage: Stage, code: Any) -> Stage:
         return replace(stage, function=function, version=None)
     if stage.kind in (SELECT, WHERE) and not callable(code):
         expressions = tuple(code) if isinstance(code, list | tuple) else (code,)
-        return replace(stage, options={**stage.options, "expressions": expressions})
+        return replace(stage, arguments=ExpressionArguments(expressions))
     if stage.kind in (AGGREGATE, WINDOW) and isinstance(code, Mapping):
         return replace(stage, aggregates=dict(code))
     raise FlowError(
@@ -286,8 +310,9 @@ def _with_other_code(stage: Stage, code: Any) -> Stage:
 
 def _check_in_loop(stage: Stage, loop: str) -> None:
     allowed = {MAP, FILTER, UNION, SELECT, WHERE, JOIN}
-    if stage.kind not in allowed or stage.options.get("how", "inner") != "inner":
-        kind = f"{stage.options['how']} join" if stage.kind == JOIN else stage.kind
+    how = stage.arguments.how if isinstance(stage.arguments, JoinArguments) else INNER
+    if stage.kind not in allowed or how != INNER:
+        kind = f"{how} join" if stage.kind == JOIN else stage.kind
         raise FlowError(
             f"stage {stage.name}: a {kind} cannot be inside the loop {loop}: more rows must never take away others "
             "(use map, filter, select, where, union and inner join)"

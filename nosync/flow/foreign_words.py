@@ -70,6 +70,10 @@ _ON_STAGE = {
         "crossJoin broadcast leftJoin left_outer_join outerJoin coGroup cogroup intersect intersectAll "
         "subtract exceptAll minus"
     ),
+    (
+        'join_asof("name", other, on=["k"], time=("at", "valid_from"), watermark="10 minutes") joins each row with the '
+        "newest of another stage that is not younger"
+    ): "merge_asof mergeAsof asof_join asofJoin lookup_join temporal_join",
     _READ: (
         "show collect count toPandas toArrow display printSchema take head tail first toLocalIterator columns "
         "dtypes print execute"

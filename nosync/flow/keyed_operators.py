@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from nosync.flow.arguments import (
+    Arguments,
+    AsofJoinArguments,
+    DedupeArguments,
+    IntervalJoinArguments,
+    JoinArguments,
+    TimedJoinArguments,
+    TimedUpdateArguments,
+    UpdateArguments,
+    WindowArguments,
+)
 from nosync.flow.kinds import AGGREGATE, CHANGES, DEDUPE, FINAL, FORGET, INNER_PARTS, JOIN, RETRACT, UPDATE, WINDOW
 from nosync.flow.per_key import KeyFunction, PerKey
 from nosync.kernels.aggregates import Aggregate
-from nosync.kernels.join_types import JOIN_TYPES
+from nosync.kernels.join_types import INNER, JOIN_TYPES, LEFT
 from nosync.kernels.windows import MIN, Window, check_policy, duration_us, parse_window
 from nosync.lsm.errors import FlowError
 
@@ -29,7 +40,7 @@ class KeyedOperators:
         name: str
         kind: str
 
-        options: Mapping[str, Any]
+        arguments: Arguments
 
         def _then(self, name: str, kind: str, *others: Stage, **fields: Any) -> Stage: ...
 
@@ -82,8 +93,8 @@ class KeyedOperators:
         delay_us = duration_us(name, watermark, least=0)
         window = Window.of_times(time, delay_us, _policy(policy, idle_after), idle_after)
         within_us = delay_us if within is None else duration_us(name, within, least=0)
-        options = {"event_time": window, "within_us": within_us}
-        return self._then(name, DEDUPE, key=checked, persist=persist, options=options)
+        arguments = DedupeArguments(window, within_us)
+        return self._then(name, DEDUPE, key=checked, persist=persist, arguments=arguments)
 
     def update(
         self,
@@ -120,10 +131,10 @@ class KeyedOperators:
         `idle_after` are those of `window`.
         """
         keys = check_key_names(name, key)
-        options: dict[str, Any] = {"ttl": ttl, "expiry": expiry}
+        arguments: Arguments
         given = {"watermark": watermark, "timer": timer, "policy": policy, "idle_after": idle_after}
         if time is not None or outputs is not None or any(value is not None for value in given.values()):
-            options = _in_time(name, time, watermark, timer, ttl, outputs, policy, idle_after)
+            arguments = _in_time(name, time, watermark, timer, ttl, outputs, policy, idle_after)
             if outputs and not deterministic:
                 raise FlowError(
                     f"stage {name}: outputs= and deterministic=False do not go together: state and outputs are recorded "
@@ -137,6 +148,7 @@ class KeyedOperators:
                 )
                 raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more{also}")
             _check_expiry(name, expiry, "ttl" if ttl is not None else None)
+            arguments = UpdateArguments(ttl, expiry)
         return self._then(
             name,
             UPDATE,
@@ -146,12 +158,12 @@ class KeyedOperators:
             version=version,
             persist=persist,
             deterministic=deterministic,
-            options=options,
+            arguments=arguments,
         )
 
     def output(self, name: str) -> Stage:
         """Returns further rows of an `update(outputs=)`, as a stage to build on or to read."""
-        outputs = self.options.get("outputs", {})
+        outputs = self.arguments.outputs if isinstance(self.arguments, TimedUpdateArguments) else {}
         if name not in outputs:
             raise FlowError(f"stage {self.name} has no output {name!r}; outputs: {', '.join(outputs) or 'none'}")
         return self._part(name, 0)
@@ -208,16 +220,17 @@ class KeyedOperators:
         )  # fmt: skip
         _check_expiry(name, expiry, "keep" if keep is not None else None)
         _check_emit(name, emit, watermark, keep)
-        options = {"window": window, "expiry": expiry, "emit": emit}
-        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options=options)
+        arguments = WindowArguments(window, expiry, emit)
+        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, arguments=arguments)
 
     @property
     def late(self) -> Stage:
         """Returns the rows of a window, or of a dedupe or an update by event time, that came too late, as a stage to build
         on or to read.
         """
-        if self.kind != WINDOW and "event_time" not in self.options:
-            also = ": say late_left or late_right" if "event_times" in self.options else ""
+        of_sides = isinstance(self.arguments, TimedJoinArguments)
+        if of_sides or not self.arguments.event_times:
+            also = ": say late_left or late_right" if of_sides else ""
             raise FlowError(f"stage {self.name} is not a window: it has no late rows{also}")
         return self._part("late", 0)
 
@@ -232,8 +245,8 @@ class KeyedOperators:
         return self._late_of("right", 1)
 
     def _late_of(self, side: str, index: int) -> Stage:
-        if "event_times" not in self.options:
-            raise FlowError(f"stage {self.name} is not an interval join: it has no late rows of a side")
+        if not isinstance(self.arguments, TimedJoinArguments):
+            raise FlowError(f"stage {self.name} is no join by event time: it has no late rows of a side")
         return self._part(f"late_{side}", index)
 
     def join(
@@ -270,11 +283,46 @@ class KeyedOperators:
                 f"stage {name}: how={how!r}, expected {', '.join(map(repr, dict.fromkeys(JOIN_TYPES.values())))}"
             )
         self._check_siblings(name, [other])
-        options: dict[str, Any] = {"on": check_key_names(name, on), "how": of_type}
+        keys = check_key_names(name, on)
+        arguments = JoinArguments(keys, of_type)
         given = {"time": time, "within": within, "watermark": watermark, "policy": policy, "idle_after": idle_after}
         if any(value is not None for value in given.values()):
-            options |= _interval(name, time, within, watermark, policy, idle_after)
-        return self._then(name, JOIN, other, options=options, persist=persist)
+            arguments = _interval(name, keys, of_type, time, within, watermark, policy, idle_after)
+        return self._then(name, JOIN, other, arguments=arguments, persist=persist)
+
+    def join_asof(
+        self,
+        name: str,
+        other: Stage,
+        *,
+        on: Sequence[str],
+        time: tuple[str, str],
+        watermark: str | tuple[str, str],
+        how: str = "inner",
+        within: str | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
+        persist: str | None = None,
+    ) -> Stage:
+        """Joins each row with the newest row of `other` that has its `on` columns and is not younger: an order with the
+        rate of its time. Flink's temporal join by event time, and `merge_asof` of Pandas.
+
+        `time` has the columns of event time of both sides, as in `("ordered", "valid_from")`. `how` is inner, or left:
+        a row that nothing is old enough for comes with nulls. `within`: how much older the other row may be (default:
+        as old as it is); one that is older counts as none. A row comes once, when the watermark has passed its time, so
+        the result does not depend on the order in which rows come. Of rows of `other` with equal times the last counts.
+        Both stages may only grow, and so does the join. `other` keeps for each key the newest row that the watermark
+        has passed. `watermark`, `policy`, `idle_after`, `.late_left` and `.late_right` are those of an interval join.
+        """
+        of_type = JOIN_TYPES.get(how.lower()) if isinstance(how, str) else None
+        if of_type not in (INNER, LEFT):
+            raise FlowError(f"stage {name}: how={how!r}, expected 'inner' or 'left'")
+        self._check_siblings(name, [other])
+        keys = check_key_names(name, on)
+        within_us = None if within is None else duration_us(name, within, least=0)
+        windows = _windows_of_sides(name, time, watermark, policy, idle_after)
+        arguments = AsofJoinArguments(keys, of_type, windows=windows, within_us=within_us)
+        return self._then(name, JOIN, other, arguments=arguments, persist=persist)
 
 
 def _in_time(
@@ -286,8 +334,8 @@ def _in_time(
     outputs: Mapping[str, str] | None,
     policy: str | None,
     idle_after: int | None,
-) -> dict[str, Any]:
-    """Returns the options of an update by event time, or with several outputs. Raises FlowError for what does not fit."""
+) -> TimedUpdateArguments:
+    """Returns the arguments of an update by event time, or with several outputs. Raises FlowError for what does not fit."""
     if (time is None) != (watermark is None):
         raise FlowError(
             f"stage {name}: time= and watermark= go together, as in time='at', watermark='10 minutes': the state goes by "
@@ -309,42 +357,56 @@ def _in_time(
     wrong = [one for one in outputs or {} if one in {"state", "late", *INNER_PARTS} or not one.isidentifier()]
     if wrong:
         raise FlowError(f"stage {name}: an output cannot be named {wrong[0]!r}: give it another name")
-    options: dict[str, Any] = {"outputs": dict(outputs or {}), "timer": timer, "ttl": None, "ttl_us": None}
-    if time is not None and watermark is not None:
-        check_policy(name, watermark, policy, idle_after)
-        delay_us = duration_us(name, watermark, least=0)
-        options["event_time"] = Window.of_times(time, delay_us, _policy(policy, idle_after), idle_after)
-        options["ttl_us"] = None if ttl is None else duration_us(name, str(ttl))
-    return options
+    if time is None or watermark is None:
+        return TimedUpdateArguments(dict(outputs or {}), timer, None, None)
+    check_policy(name, watermark, policy, idle_after)
+    delay_us = duration_us(name, watermark, least=0)
+    window = Window.of_times(time, delay_us, _policy(policy, idle_after), idle_after)
+    return TimedUpdateArguments(
+        dict(outputs or {}), timer, None if ttl is None else duration_us(name, str(ttl)), window
+    )
 
 
 def _interval(
     name: str,
+    on: tuple[str, ...],
+    how: str,
     time: tuple[str, str] | None,
     within: tuple[str, str] | None,
     watermark: str | tuple[str, str] | None,
     policy: str | None,
     idle_after: int | None,
-) -> dict[str, Any]:
-    """Returns the options of an interval join. Raises FlowError for what is missing, or does not fit."""
-    times = _pair(name, "time", time, "the columns of event time of both sides, as in time=('shown', 'clicked')")
+) -> IntervalJoinArguments:
+    """Returns the arguments of an interval join. Raises FlowError for what is missing, or does not fit."""
+    windows = _windows_of_sides(name, time, watermark, policy, idle_after)
     bounds = _pair(
         name, "within", within,
         "both bounds of right time less left time, as in within=('0 seconds', '1 hour'); without both of them rows "
         "would be kept for ever",
     )  # fmt: skip
+    lower_us, upper_us = (_signed_duration_us(name, bound) for bound in bounds)
+    if lower_us > upper_us:
+        raise FlowError(f"stage {name}: within={within!r}: the first bound is larger than the second: swap them")
+    return IntervalJoinArguments(on, how, windows=windows, lower_us=lower_us, upper_us=upper_us)
+
+
+def _windows_of_sides(
+    name: str,
+    time: tuple[str, str] | None,
+    watermark: str | tuple[str, str] | None,
+    policy: str | None,
+    idle_after: int | None,
+) -> tuple[Window, ...]:
+    """Returns the event time of each side of a join. Raises FlowError for what is missing, or does not fit."""
+    times = _pair(name, "time", time, "the columns of event time of both sides, as in time=('shown', 'clicked')")
     if isinstance(watermark, str):
         watermark = (watermark, watermark)
     delays = _pair(name, "watermark", watermark, "how late rows may be, as in watermark='10 minutes'")
     check_policy(name, watermark, policy, idle_after)
-    lower_us, upper_us = (_signed_duration_us(name, bound) for bound in bounds)
-    if lower_us > upper_us:
-        raise FlowError(f"stage {name}: within={within!r}: the first bound is larger than the second: swap them")
-    windows = tuple(
+    return tuple(
         Window.of_times(column, duration_us(name, delay, least=0), _policy(policy, idle_after), idle_after)
         for column, delay in zip(times, delays, strict=True)
     )
-    return {"event_times": windows, "within_us": (lower_us, upper_us)}
 
 
 def _pair(name: str, word: str, given: object, expected: str) -> tuple[str, str]:

@@ -9,11 +9,18 @@ sources and keyed stages, `memory` for stateless ones, and `none` for those that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from nosync.flow.arguments import (
+    NO_ARGUMENTS,
+    Arguments,
+    ExpressionArguments,
+    LoopArguments,
+    StaticJoinArguments,
+)
 from nosync.flow.foreign_words import unknown_operator
 from nosync.flow.keyed_operators import KeyedOperators, check_key_names
 from nosync.flow.kinds import FILTER, LOOP, MAP, PART_SEPARATOR, SELECT, STATIC_JOIN, UNION, WHERE
@@ -46,8 +53,8 @@ class Stage(KeyedOperators):
     version: str | None = None
     persist: str | None = None
     deterministic: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The arguments that only some kinds of stage have, by name."""
+    arguments: Arguments = field(default=NO_ARGUMENTS, repr=False)
+    """The arguments that only some kinds of stage have."""
     loop: str | None = None
     """The loop in whose body it was built."""
     at_safe_point: str = KEEP
@@ -104,11 +111,11 @@ class Stage(KeyedOperators):
         """
         if not expressions:
             raise FlowError(f"stage {name}: give at least one column or expression")
-        return self._then(name, SELECT, persist=persist, options={"expressions": tuple(expressions)})
+        return self._then(name, SELECT, persist=persist, arguments=ExpressionArguments(tuple(expressions)))
 
     def where(self, name: str, condition: Any, *, persist: str | None = None) -> Stage:
         """Keeps the rows for which a Spark expression is true, run in the JVM: `where("big", "total > 100")`."""
-        return self._then(name, WHERE, persist=persist, options={"expressions": (condition,)})
+        return self._then(name, WHERE, persist=persist, arguments=ExpressionArguments((condition,)))
 
     def union(self, name: str, *others: Stage, persist: str | None = None) -> Stage:
         """Unites the rows of this stage and of others with the same columns and types (UNION ALL)."""
@@ -128,8 +135,8 @@ class Stage(KeyedOperators):
             raise FlowError(f"stage {name}: how={how!r}, expected 'inner' or 'left'")
         if not hasattr(table, "schema") or not hasattr(table, "join"):
             raise FlowError(f"stage {name}: {type(table).__name__} was given, expected a Spark DataFrame")
-        options = {"table": table, "on": check_key_names(name, on), "how": how}
-        return self._then(name, STATIC_JOIN, persist=persist, options=options)
+        arguments = StaticJoinArguments(table, check_key_names(name, on), how)
+        return self._then(name, STATIC_JOIN, persist=persist, arguments=arguments)
 
     # --- loops ----------------------------------------------------------------------------------------------------
 
@@ -151,8 +158,7 @@ class Stage(KeyedOperators):
             raise FlowError(f"stage {name}: max_rounds={max_rounds!r}, expected a number of rounds, 1 or more")
         if self.flow._loop is not None:
             raise FlowError(f"stage {name}: a loop inside the loop {self.flow._loop} is not possible")
-        options: dict[str, Any] = {"max_rounds": max_rounds}
-        variable = self._then(name, LOOP, persist=persist, options=options)
+        variable = self._then(name, LOOP, persist=persist, arguments=LoopArguments(max_rounds))
         self.flow._loop = name
         try:
             result = body(variable)
@@ -164,8 +170,7 @@ class Stage(KeyedOperators):
             )
         if result.loop != name:
             raise FlowError(f"stage {name}: the loop's body returned {result.name}, which it did not build")
-        options["result"] = result.name
-        return variable
+        return self.flow._changed(replace(variable, arguments=LoopArguments(max_rounds, result.name)))
 
     # ----------------------------------------------------------------------------------------------------------------
 

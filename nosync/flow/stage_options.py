@@ -14,6 +14,7 @@ import pyarrow as pa
 
 if TYPE_CHECKING:  # commands that only look at a job know its stages, and start without what joins load
     from nosync.flow.bound_stage import BoundStage
+    from nosync.kernels.asof_joins import AsofSpec
     from nosync.kernels.expressions import Step
     from nosync.kernels.interval_joins import IntervalSide, IntervalSpec
     from nosync.kernels.join_types import JoinSpec
@@ -127,9 +128,9 @@ class OutputOptions(StageOptions):
 
 @dataclass(frozen=True)
 class IntervalOptions(StageOptions):
-    """The options of an interval join, and of its two sides."""
+    """The options of an interval join or an as-of join, and of its two sides."""
 
-    spec: IntervalSpec
+    spec: IntervalSpec | AsofSpec
     sides: tuple[IntervalSide, IntervalSide]
     states: tuple[str, str]
     """The parts that keep the rows of the sides."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nosync.flow.arguments import DedupeArguments
 from nosync.flow.bound_stage import DISTINCT, BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import MOST_INPUTS
 from nosync.flow.kinds import DEDUPE, STATELESS
 from nosync.flow.stage import Stage
-from nosync.kernels.windows import MAX, MIN, Window
+from nosync.kernels.windows import MAX, MIN
 from nosync.lsm.errors import FlowError
 
 
@@ -24,8 +25,7 @@ class WindowInputs:
 
     def policy(self, stage: Stage) -> str | None:
         """Returns which watermark a window goes by. None: it has none, or is no window."""
-        windows = (stage.options.get("window"), stage.options.get("event_time"), *stage.options.get("event_times", ()))
-        window: Window | None = next((window for window in windows if window is not None), None)
+        window = next(iter(stage.arguments.event_times), None)
         if window is None or window.delay_us is None:
             return None
         return window.policy or self._policies.get(stage.name, MIN)
@@ -64,7 +64,7 @@ class WindowInputs:
         left = [name for stage in self._flow.stages if self.policy(stage) == MIN for name in stage.inputs]
         while left:
             stage = declared.get(left.pop())  # the late rows of a window are not declared
-            if stage is None or stage.name in found or "event_time" in stage.options:
+            if stage is None or stage.name in found or isinstance(stage.arguments, DedupeArguments):
                 continue
             if stage.kind in (*STATELESS, DEDUPE):
                 found.add(stage.name)

@@ -94,7 +94,7 @@ class IntervalRows:
         times, _ = times_us(rows.column(side.times.time))
         taken = in_time
         if not side.takes_null_keys:
-            taken = in_time & ~_has_null(rows, _on(side))
+            taken = in_time & ~has_null(rows, _on(side))
         more = {
             ROW_ID[0]: pa.repeat(pa.scalar(int(time), pa.int64()), n),
             ROW_ID[1]: pa.array(np.arange(n)),
@@ -144,7 +144,7 @@ def matches(
     """
     on = spec.join.on
     candidates = [
-        pa.concat_tables([side.new.rows, _of_keys(side, other, on, before)])
+        pa.concat_tables([side.new.rows, of_keys(side, other.new.rows, on, before)])
         for side, other in ((left, right), (right, left))
     ]
     first, second = _pairs(
@@ -153,7 +153,7 @@ def matches(
     changes, parts = [], []
     if not spec.join.is_one_sided:
         parts.append(
-            _beside(candidates[0].take(pa.array(first)), candidates[1].take(pa.array(second)), spec.join, schema)
+            beside(candidates[0].take(pa.array(first)), candidates[1].take(pa.array(second)), spec.join, schema)
         )
     for side, found, at, is_left in ((left, candidates[0], first, True), (right, candidates[1], second, False)):
         has_now = np.zeros(found.num_rows, dtype=np.bool_)
@@ -164,15 +164,15 @@ def matches(
         if side.side.tracks:
             # Where the type of the join was another one, nothing says it of earlier rows: none is falsely called unmatched.
             had = rows.column(MATCHED_COLUMN).fill_null(True).to_numpy()
-        has, is_over = had | has_now, _until(rows) <= watermark_us - PASSED_US
+        has, is_over = had | has_now, until_us(rows) <= watermark_us - PASSED_US
         changes.append(_changes(side, rows, had, has, is_over))
         if is_left and spec.join.how == SEMI:
-            parts.append(_beside(rows.filter(pa.array(has & ~had)), None, spec.join, schema))
+            parts.append(beside(rows.filter(pa.array(has & ~had)), None, spec.join, schema))
         keeps = spec.join.keeps_left or spec.join.how == ANTI if is_left else spec.join.keeps_right
         if keeps:
             lone = rows.filter(pa.array(is_over & ~has))
             alone = (lone, None) if is_left else (None, lone)
-            parts.append(_beside(alone[0], alone[1], spec.join, schema))
+            parts.append(beside(alone[0], alone[1], spec.join, schema))
     return Matches((changes[0], changes[1]), pa.concat_tables(parts))
 
 
@@ -181,17 +181,18 @@ def _on(side: IntervalSide) -> list[str]:
     return names[: names.index(ROW_ID[0])]
 
 
-def _has_null(rows: pa.Table, names: list[str] | tuple[str, ...]) -> Bools:
+def has_null(rows: pa.Table, names: list[str] | tuple[str, ...]) -> Bools:
+    """Returns of each row whether one of these columns is null."""
     found: Bools = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in names:
         found |= rows.column(name).is_null().to_numpy()
     return found
 
 
-def _of_keys(side: SideRows, other: SideRows, on: tuple[str, ...], before: Time) -> pa.Table:
-    """Returns the rows of a side's state that have a key of the other side's new rows."""
+def of_keys(side: SideRows, wanted: pa.Table, on: tuple[str, ...], before: Time) -> pa.Table:
+    """Returns the rows of a side's state that have a key of some rows. A null key is that of none."""
     nothing = side.side.schema.empty_table()
-    wanted = other.new.rows.filter(pa.array(~_has_null(other.new.rows, on)))
+    wanted = wanted.filter(pa.array(~has_null(wanted, on)))
     if not (wanted.num_rows and side.state.layers):
         return nothing
     keys = [as_array(wanted.column(name)) for name in on]
@@ -215,7 +216,8 @@ def _keys(rows: pa.Table, names: tuple[str, ...], hashed: int) -> tuple[list[pa.
     return keys, hash32(keys[:hashed])
 
 
-def _until(rows: pa.Table) -> Times:
+def until_us(rows: pa.Table) -> Times:
+    """Returns until when each row of a side can be matched."""
     return times_us(rows.column(UNTIL_COLUMN))[0]
 
 
@@ -227,7 +229,7 @@ def _pairs(
     on = spec.join.on
     columns = [pa.concat_arrays([as_array(side.column(name)) for side in (left, right)]) for name in on]
     _, number = distinct(columns, hash32(columns))
-    null = np.concatenate([_has_null(left, on), _has_null(right, on)])
+    null = np.concatenate([has_null(left, on), has_null(right, on)])
     number = np.where(null, -1, number)
     key_left, key_right = number[: left.num_rows], number[left.num_rows :]
     time_left, time_right = (
@@ -273,7 +275,7 @@ def _changes(side: SideRows, rows: pa.Table, had: Bools, has: Bools, is_over: Bo
     )  # fmt: skip
 
 
-def _beside(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schema: pa.Schema) -> pa.Table:
+def beside(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schema: pa.Schema) -> pa.Table:
     """Returns rows of the two sides beside each other, with nulls for a side that is missing."""
     present = left if left is not None else right
     assert present is not None, "one side is there"

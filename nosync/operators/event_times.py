@@ -1,4 +1,5 @@
-"""Operators that go by the event time of rows and have no windows: the first row of each key, and interval joins.
+"""Operators that go by the event time of rows and have no windows: the first row of each key, interval joins, and as-of
+joins.
 
 Each consists of a part that keeps state, which is bounded by the watermark, and of a log to which rows are only ever
 added. The parts compute what they need together once (`OperatorInput.shared`).
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import FirstOptions, IntervalOptions
+from nosync.kernels.asof_joins import AsofSpec, asof_matches
 from nosync.kernels.interval_joins import PASSED_US, IntervalRows, Matches, SideRows, matches
 from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
@@ -78,7 +80,7 @@ def apply_first(given: OperatorInput) -> OperatorOutput:
     return OperatorOutput(arrange(rows.select(given.stage.schema.names), (), whose=str(given.id)))
 
 
-# --- interval joins ---------------------------------------------------------------------------------------------------
+# --- interval joins and as-of joins --------------------------------------------------------------------------------------
 
 
 def _matched(given: OperatorInput) -> Matches:
@@ -90,6 +92,8 @@ def _matched(given: OperatorInput) -> Matches:
         new = IntervalRows.of(rows.drop_columns([HASH64_COLUMN]), hashes, in_time, side, given.id.description.lower)
         trace = given.trace(options.states[i])
         sides.append(SideRows(side, new, trace, _expired(given, trace, PASSED_US)[0]))
+    if isinstance(options.spec, AsofSpec):
+        return asof_matches(sides[0], sides[1], options.spec, options.schema, watermark, given.before)
     return matches(sides[0], sides[1], options.spec, options.schema, watermark, given.before)
 
 

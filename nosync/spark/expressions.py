@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from nosync.flow.arguments import ExpressionArguments, StaticJoinArguments, arguments_of
 from nosync.flow.binder import Analysis, jvm_options
 from nosync.flow.bound_stage import BoundStage, Evaluate
 from nosync.flow.fingerprint import fingerprint
@@ -205,7 +206,11 @@ class Analyzer:
         """Returns by column of a select the expression that computes it from columns of the input alone, not from other
         columns of the select.
         """
-        texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str) and not _STAR.search(e)]
+        texts = [
+            _NAMED.match(e)
+            for e in arguments_of(stage, ExpressionArguments).expressions
+            if isinstance(e, str) and not _STAR.search(e)
+        ]
         named = {match["name"].strip("`"): match["text"] for match in texts if match}
         columns = analyzed(rows).projectList()
         found = {}
@@ -223,7 +228,7 @@ class Analyzer:
         """Raises SchemaError for a star inside an expression: it takes all columns, and some beside those of the input
         are of nosync.
         """
-        for e in stage.options["expressions"]:
+        for e in arguments_of(stage, ExpressionArguments).expressions:
             if is_star(e) or "*" not in str(e):
                 continue
             parser = self._spark._jsparkSession.sessionState().sqlParser()
@@ -259,14 +264,15 @@ class Analyzer:
             )
 
     def _check_static(self, stage: Stage, rows: DataFrame) -> None:
-        table: DataFrame = stage.options["table"]
-        for name in stage.options["on"]:
+        join = arguments_of(stage, StaticJoinArguments)
+        table: DataFrame = join.table
+        for name in join.on:
             for side, columns in (("its input", rows.columns), ("the table", table.columns)):
                 if name not in columns:
                     raise SchemaError(
                         f"stage {stage.name}: join column {name!r} is not in {side} ({', '.join(columns)})"
                     )
-        clash = [n for n in table.columns if n in rows.columns and n not in stage.options["on"]]
+        clash = [n for n in table.columns if n in rows.columns and n not in join.on]
         if clash:
             raise SchemaError(
                 f"stage {stage.name}: the table and its input both have a column {clash[0]!r}: rename one"
@@ -276,15 +282,18 @@ class Analyzer:
 
     def _described(self, stage: Stage, rows: DataFrame) -> str:
         if stage.kind != STATIC_JOIN:
-            texts = [e if isinstance(e, str) else _text_of(e) for e in stage.options["expressions"]]
+            texts = [
+                e if isinstance(e, str) else _text_of(e) for e in arguments_of(stage, ExpressionArguments).expressions
+            ]
             return "; ".join([*texts, *self._functions(rows), *unusual(self._settings)])
-        table: DataFrame = stage.options["table"]
+        join = arguments_of(stage, StaticJoinArguments)
+        table: DataFrame = join.table
         columns = [F.col(quoted(name)) for name in table.columns]
         # The hash passes over nulls: which columns are null is hashed as well.
         hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
         # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
         n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
-        return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
+        return f"{join.on} {join.how} {table.schema.simpleString()} {n} rows {total}"
 
     def _functions(self, rows: DataFrame) -> list[str]:
         """Returns what Spark sends to workers of the Python functions in expressions: their names say nothing of their

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
+from nosync.flow.arguments import StaticJoinArguments, arguments_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.fingerprint import hashed_of
 from nosync.flow.kinds import STATIC_JOIN
@@ -50,6 +51,7 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
         if stage.kind != STATIC_JOIN:
             return replace(stage, function=freeze(stage))
         # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
-        return replace(stage, options={**stage.options, "table": in_own_zone(stage.options["table"])})
+        join = arguments_of(stage, StaticJoinArguments)
+        return replace(stage, arguments=replace(join, table=in_own_zone(join.table)))
 
     return flow.with_stages(as_it_is)

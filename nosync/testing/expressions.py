@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from nosync.flow.arguments import ExpressionArguments, arguments_of
 from nosync.flow.binder import Analysis
 from nosync.flow.kinds import SELECT, STATIC_JOIN
 from nosync.flow.stage import Stage
@@ -61,7 +62,7 @@ def analyze(stage: Stage, given: pa.Schema) -> Analysis:
     """
     if stage.kind == STATIC_JOIN:
         raise _refused(stage, "a table of Spark's")
-    texts = list(stage.options["expressions"])
+    texts = list(arguments_of(stage, ExpressionArguments).expressions)
     other = next((text for text in texts if not isinstance(text, str)), None)
     if other is not None:
         raise _refused(stage, f"{other!r}, which is an object of Spark's: give it as SQL text")

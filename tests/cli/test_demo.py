@@ -49,6 +49,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "exists: choose another --out" in again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demo_of_a_kept_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nosync.cli", "demo", "--checkpoint", "--by", "month", "--json", "--out", "out"]

@@ -16,6 +16,7 @@ from nosync.testing.spark_hosts import SparkHosts
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.spark,
+    pytest.mark.long("make cluster"),
     pytest.mark.skipif(not can_make_namespaces(), reason="needs a loopback of each host's own: namespaces (root, ip)"),
 ]
 

@@ -5,7 +5,6 @@ Whatever happens, the outcome is that of a run without faults on one machine, an
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ DETECTION_S = 30.0
 in_namespaces = pytest.mark.skipif(
     not can_make_namespaces(), reason="needs links of its own: network namespaces (root, ip)"
 )
-long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long suite: make cluster")
+long = pytest.mark.long("make cluster")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.flow.arguments import ExpressionArguments, arguments_of
 from nosync.flow.binder import Analysis, bind
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
@@ -23,7 +24,10 @@ def analyze(stage: Stage, given: pa.Schema) -> Analysis:
     """What Spark would say of `x`, `x AS y` and `1 + x AS y`."""
     if stage.kind == WHERE:
         return Analysis(given, "", {name: name for name in given.names})
-    chosen = [re.split(" +AS +| +as +", expression + " AS ")[:2] for expression in stage.options["expressions"]]
+    chosen = [
+        re.split(" +AS +| +as +", expression + " AS ")[:2]
+        for expression in arguments_of(stage, ExpressionArguments).expressions
+    ]
     chosen = [(value, name.strip(" `")) for value, name in chosen]
     kept = {name or value: value for value, name in chosen if value in given.names}
     computed = {name: value for value, name in chosen if name and value not in given.names}

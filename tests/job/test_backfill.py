@@ -76,7 +76,9 @@ def all_rows(spark: SparkSession, epochs: range) -> Frames:
     }
 
 
-@pytest.mark.parametrize("make", FLOWS)
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, marks=[] if make is make_flow else [pytest.mark.long]) for make in FLOWS]
+)
 def test_the_same_layers_as_one_epoch_after_the_other(
     make: Callable[[], nosync.Dataflow], spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

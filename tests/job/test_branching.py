@@ -335,7 +335,9 @@ ANEW: dict[str, tuple[Change, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("what", ANEW)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[] if i == 1 else [pytest.mark.long]) for i, what in enumerate(ANEW)]
+)
 def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
     spark: SparkSession, open_store: OpenStore, what: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_is_given_again_runs_by_itself(
     assert [3] in runs
 
 
+@pytest.mark.long
 def test_replayed_together(
     job: nosync.Job, spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_stage_in_the_middle_of_a_segment_whose_rows_spark_could_not_have(
     assert (report.lost, report.recomputed) == (lost, lost)
 
 
+@pytest.mark.long
 def test_both_exits_of_a_window_and_epochs_before_and_after_a_fork(
     spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_loop_through_deletions_a_crash_and_losses(
         check(store, t)
 
 
+@pytest.mark.long
 def test_a_layer_that_is_lost_while_its_rounds_are_still_there(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:

@@ -129,7 +129,7 @@ def run(root: Path, fault: str, *master: str) -> dict[str, Any]:
     return found
 
 
-long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long suite: make cluster")
+long = pytest.mark.long("make cluster")
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ def contents(frame: DataFrame) -> Counter[str]:
     return Counter(str([row[name] for name in columns]) for row in frame.collect())
 
 
+@pytest.mark.long
 def test_state_and_changes_are_those_of_a_recorded_stage(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", SCHEMA)

@@ -68,6 +68,7 @@ def found(job: nosync.Job) -> list[Counter[Any]]:
     return [Counter(map(tuple, job.read(name).collect())) for name in ("w", "w__late")] + [of_epochs]
 
 
+@pytest.mark.long
 def test_every_way_to_run_epochs_gives_the_same_answer(spark: SparkSession, open_store: OpenStore) -> None:
     """One by one, all at once, with other numbers of shards, computed again after a loss, and replayed on a branch."""
     store = open_store("one")

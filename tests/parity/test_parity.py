@@ -1,6 +1,6 @@
 """Rows at the sink of a Structured Streaming query, and of the flow that it becomes.
 
-`make test` tries each operator once with rows of chance, `make parity` as often as CASES says, and prints the seed of
+`make test` tries each kind of operator once with rows of chance, `make parity` as often as CASES says, and prints the seed of
 what differs.
 """
 
@@ -21,11 +21,23 @@ if TYPE_CHECKING:
 
 ROUNDS = int(os.environ.get("NOSYNC_PARITY", "1"))
 FIRST_SEED = int(os.environ.get("NOSYNC_PARITY_SEED", "0")) or int(np.random.default_rng().integers(1, 1 << 30))
+IN_SHORT = {
+    "aggregate-update", "global-complete", "tumbling-append", "session-append", "within-append", "interval-left-append",
+    "join-append", "dedupe-then-window-append", "state-update",
+}  # fmt: skip
+"""One case of each kind of operator."""
+assert {case.name for case in CASES} >= IN_SHORT
 SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.sql.session.timeZone": "UTC"}
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case.name in IN_SHORT else [pytest.mark.long("make parity")], id=case.name)
+        for case in CASES
+    ],
+)
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_the_rows_at_the_sink_are_those_of_spark(spark: SparkSession, tmp_path: Path, case: Case, number: int) -> None:
     """With other shards at each epoch and a restart between them; and again after all layers were lost."""

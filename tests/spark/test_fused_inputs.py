@@ -135,10 +135,10 @@ def advance(spark: SparkSession, job: nosync.Job, epochs: int = 3) -> None:
     ("build", "together"),
     [
         (joined, {"sales", "people", "out__left", "out__right", "out"}),
-        (summed, {"people", "sums"}),
-        (latest, {"people", "last"}),
-        (bucketed, {"sales", "sums"}),
-        (bucketed, {"people", "loud_x"}),
+        pytest.param(summed, {"people", "sums"}, marks=pytest.mark.long),
+        pytest.param(latest, {"people", "last"}, marks=pytest.mark.long),
+        pytest.param(bucketed, {"sales", "sums"}, marks=pytest.mark.long),
+        pytest.param(bucketed, {"people", "loud_x"}, marks=pytest.mark.long),
         (lateral, {"sales", "by_id"}),
         (chained, {"people", "sales", "sellers", "out__left", "out__right", "out", "some", "by_id_w"}),
         (

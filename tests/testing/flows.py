@@ -99,6 +99,9 @@ def windows() -> nosync.Dataflow:
             f"near_{how}", named, on=["word"], how=how, time=("at", "then"), within=("-5 minutes", "10 minutes"),
             watermark="10 minutes",
         )  # fmt: skip
+    words.join_asof(
+        "newest", named, on=["word"], how="left", time=("at", "then"), within="40 minutes", watermark="10 minutes"
+    )
     both.window("sessions", key=["word"], time="at", gap="5 minutes", watermark="10 minutes", rows=nosync.count())
     return flow
 

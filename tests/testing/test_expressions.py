@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.flow.arguments import ExpressionArguments
 from nosync.flow.kinds import SELECT, WHERE
 from nosync.flow.stage import Stage
 from nosync.kernels.expressions import applied
@@ -44,7 +45,7 @@ SELECTS = (
 def stage_of(kind: str, *expressions: str) -> Stage:
     flow = nosync.Dataflow("f")
     source = flow.source("rows", "k string")
-    return Stage(flow, "s", kind, (source.name,), options={"expressions": expressions})
+    return Stage(flow, "s", kind, (source.name,), arguments=ExpressionArguments(expressions))
 
 
 @pytest.mark.spark

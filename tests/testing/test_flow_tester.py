@@ -29,7 +29,7 @@ def ran(name: str, shards: int = 2) -> FlowTester:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", FLOWS)
 def test_layers_have_the_digests_that_they_have_on_spark(
     spark: SparkSession, open_store: OpenStore, name: str, shards: int

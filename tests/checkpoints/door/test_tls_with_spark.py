@@ -56,6 +56,7 @@ def run(address: str, root: Path, conf: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.long("make checkpoints")
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("keytool") is None, reason="keytool comes with a JDK")
 def test_a_query_writes_over_tls(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def names_of(form: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "dies", ["driver, door and directories", "driver", "door"] if IS_LONG else ["driver, door and directories"]
 )
-@pytest.mark.parametrize("mode", ["async", "strict"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.long("make checkpoints")), "strict"])
 def test_queries_go_on(
     tmp_path: Path, source: Path, free: dict[str, dict[int, list[str]]], form: str, mode: str, dies: str
 ) -> None:
