@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import ARRANGE, FINAL, LATE, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
+from nosync.flow.bound_stage import ARRANGE, FINAL, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE, WINDOW
+from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
@@ -128,11 +128,12 @@ def stages_to_bootstrap(
             continue
         declared = _declared(stage)
         because = next((anew[name] for name in stage.inputs if name in anew), None)
-        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage):
+        is_new = stage.name not in known
+        if because is None and (declared in own or is_new) and _begins(flow, stage, is_new=is_new):
             because = declared
         if because is None:
             continue
-        if stage.kind in _IN_ORDER or stage.loop is not None:
+        if _depends_on_order(stage):
             what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
             if because != declared:
                 what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
@@ -154,15 +155,23 @@ def stages_to_bootstrap(
     return recorded
 
 
-_IN_ORDER = (UPDATE, TIMED_UPDATE, OUTPUT, WINDOW, WATERMARK, LATE, FINAL, LOOP)
-"""Kinds of stages for which the rows that are there do not say all: what they hold depends on the epochs before."""
+_IN_ORDER = (TIMED_UPDATE, OUTPUT, WATERMARK, FINAL, LOOP)
 
 
-def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
-    """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
-    likes.
+def _depends_on_order(stage: BoundStage) -> bool:
+    """Returns whether the rows that are there do not say all that a stage holds: it depends on the epochs before. Those
+    are loops, and what goes by a watermark. The function of an update is called with all rows, as insertions.
     """
-    return stage.kind not in (UPDATE, TIMED_UPDATE) and _changing_input(flow, stage) is not None
+    by_watermark = stage.window is not None and stage.window.delay_us is not None
+    return by_watermark or stage.kind in _IN_ORDER or stage.loop is not None
+
+
+def _begins(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:
+    """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
+    likes; a new one has no state of rows that it never saw.
+    """
+    goes_on = stage.kind in (UPDATE, TIMED_UPDATE) and not is_new
+    return not goes_on and _changing_input(flow, stage) is not None
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
@@ -181,7 +190,7 @@ def _declared(stage: BoundStage) -> str:
 def _named(stage: BoundStage) -> str:
     if stage.loop is not None:
         return f"the loop {stage.loop}"
-    return "an update" if stage.kind in (UPDATE, TIMED_UPDATE, OUTPUT) else "a window"
+    return "an update by event time" if stage.kind in (TIMED_UPDATE, OUTPUT) else "a window with a watermark"
 
 
 def _check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:

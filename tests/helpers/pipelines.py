@@ -56,6 +56,7 @@ def function(kind: str, c: int) -> Any:
         weighed = weighed.append_column("g", sign)
         both = pa.concat_tables([weighed.select(["k", "g", "v"]), state.select(["k", "g", "v"])])
         summed = both.group_by("k").aggregate([("g", "sum"), ("v", "sum")]).rename_columns(["k", "g", "v"])
+        summed = summed.filter(pc.not_equal(summed["g"], 0))  # as if the key had never been
         return summed if c else _with(summed, "g", pc.add(summed["g"], 0))
 
     return locals()[kind]
@@ -80,6 +81,13 @@ def build(ops: list[Op], *, pinned: bool = False) -> nosync.Dataflow:
             stage = start.aggregate(name, key=["k"], g=nosync.max("g"), v=nosync.sum("v"))
         elif op.kind == "counts":
             stage = start.aggregate(name, key=["k"], g=nosync.count_distinct("g"), v=nosync.count())
+        elif op.kind == "windows":
+            timed = start.map(f"{name}t", _timed)
+            window = timed.window(
+                f"{name}w", key=["k"], time="at", size="4 minutes", slide="2 minutes", g=nosync.max("g"),
+                v=nosync.sum("v"),
+            )  # fmt: skip
+            stage = window.map(name, _without_bounds)
         elif op.kind == "dedupe":
             stage = start.dedupe(name, key=["k", "g"])
         elif op.kind == "union":
@@ -97,6 +105,15 @@ def _renamed(rows: pa.Table) -> pa.Table:
     return rows.rename_columns([{"g": "g2", "v": "v2"}.get(n, n) for n in rows.column_names])
 
 
+def _timed(rows: pa.Table) -> pa.Table:
+    minutes = pc.multiply(pc.cast(rows["g"], pa.int64()), 60_000_000)
+    return rows.append_column("at", minutes.cast(pa.timestamp("us", "UTC")))
+
+
+def _without_bounds(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns(["window_start", "window_end"])
+
+
 def _joined(rows: pa.Table) -> pa.Table:
     return _with(rows, "v", pc.add(rows["v"], rows["v2"])).drop_columns(["g2", "v2"])
 
@@ -106,7 +123,9 @@ def change(ops: list[Op], at: int, number: int) -> list[Op]:
     return [replace(op, number=number) if i == at else op for i, op in enumerate(ops)]
 
 
-kinds = st.sampled_from(["scale", "move", "project", "keep", "running", "sums", "counts", "dedupe", "union", "join"])
+kinds = st.sampled_from(
+    ["scale", "move", "project", "keep", "running", "sums", "counts", "dedupe", "union", "join", "windows"]
+)
 operations = st.builds(Op, kinds, st.integers(0, 3), st.integers(0, 6), st.integers(0, 6))
 pipelines = st.lists(operations, min_size=1, max_size=5)
 
@@ -116,10 +135,18 @@ def after_rows_that_change(draw: st.DrawFn) -> tuple[list[Op], int]:
     """A pipeline, and which of its operations has a function of its input's rows alone, after an aggregate."""
     before = draw(st.lists(operations, max_size=2))
     grouped = draw(st.builds(Op, st.sampled_from(["sums", "counts"]), st.just(0), st.integers(0, 6), st.just(0)))
-    kinds_after = st.sampled_from(["scale", "move", "project", "keep", "sums", "counts", "dedupe", "union", "join"])
+    kinds_after = st.sampled_from(
+        ["scale", "move", "project", "keep", "sums", "counts", "dedupe", "union", "join", "running", "windows"]
+    )
     at = len(before) + 1
     changed = draw(
-        st.builds(Op, kinds_after.filter(CHANGEABLE.__contains__), st.integers(0, 3), st.just(at), st.just(0))
+        st.builds(
+            Op,
+            kinds_after.filter(lambda kind: kind in CHANGEABLE and kind != "running"),
+            st.integers(0, 3),
+            st.just(at),
+            st.just(0),
+        )
     )
     later = draw(
         st.lists(st.builds(Op, kinds_after, st.integers(0, 3), st.integers(0, 6), st.integers(0, 6)), max_size=4)
@@ -129,7 +156,11 @@ def after_rows_that_change(draw: st.DrawFn) -> tuple[list[Op], int]:
 
 added = st.lists(
     st.builds(
-        Op, st.sampled_from(["sums", "counts", "dedupe", "keep", "scale"]), st.just(1), st.integers(1, 9), st.just(0)
+        Op,
+        st.sampled_from(["sums", "counts", "dedupe", "keep", "scale", "running", "windows"]),
+        st.just(1),
+        st.integers(1, 9),
+        st.just(0),
     ),
     max_size=2,
 )

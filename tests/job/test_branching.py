@@ -123,6 +123,7 @@ def test_a_branch_is_what_a_run_with_the_other_code_would_be(spark: SparkSession
         nosync.Job(make_flow(), store, spark=spark, shards=2, branch="what-if")
 
 
+@pytest.mark.long
 def test_comparing_branches(spark: SparkSession, open_store: OpenStore) -> None:
     store = open_store()
     job = nosync.Job(make_flow(), store, spark=spark, shards=2)
@@ -411,7 +412,7 @@ def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int
 
 def a_window_over_a_new_stage(flow: nosync.Dataflow) -> object:
     new = flow["sums"].select("new", "word", "timestamp_seconds(total) AS at")
-    return new.window("after", time="at", size="1 minute", key=["word"], n=nosync.count())
+    return new.window("after", time="at", size="1 minute", key=["word"], watermark="1 minute", n=nosync.count())
 
 
 def test_a_join_that_begins_anew_needs_all_rows_of_its_inputs(spark: SparkSession, open_store: OpenStore) -> None:
@@ -426,6 +427,7 @@ def test_a_join_that_begins_anew_needs_all_rows_of_its_inputs(spark: SparkSessio
         job.branch("more", at=0, add=joined)
 
 
+@pytest.mark.long
 def test_a_branch_that_leaves_its_parent_before_that_began_begins_what_its_parent_did(
     spark: SparkSession, open_store: OpenStore
 ) -> None:
@@ -482,7 +484,7 @@ def test_of_what_takes_rows_that_are_not_recorded_all_begins_anew_or_nothing(
 
 def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
     flow = make_flow()
-    flow["big"].update("running", key=["word"], state="n bigint", fn=lambda new, old: new.select(["word", "n"]))
+    flow["big"].select("words", "word").iterate("running", lambda words: words.where("more", "word = 'none'"))
     store = open_store()
     job = nosync.Job(flow, store, spark=spark, shards=2)
     job.advance(0, rows(spark, 0))
@@ -493,6 +495,37 @@ def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSessi
     assert sorted(store.branches()) == ["main"]
     same = job.branch("same", at=0, replace={"big": "total > 10"}, add=lambda f: f["sums"].where("small", "total < 5"))
     assert same.replay().layers_computed == 0
+
+
+def newest_total(changes: pa.Table, state: pa.Table) -> pa.Table:
+    came = changes.filter(pc.is_in(changes["_change_type"], pa.array(["insert", "update_postimage"])))
+    return came.select(["word", "total"]).rename_columns(["word", "newest"])
+
+
+def with_state_after_big(condition: str) -> nosync.Dataflow:
+    flow = make_flow()
+    big = flow["sums"].where("bigger", condition)
+    big.update("newest", key=["word"], state="newest bigint", fn=newest_total)
+    big.select("timed", "word", "total", "timestamp_seconds(total) AS at").window(
+        "by_total", key=[], time="at", size="10 seconds", n=nosync.count()
+    )
+    return flow
+
+
+def test_updates_and_windows_begin_anew_from_all_rows_that_are_there(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    job = nosync.Job(with_state_after_big("total > 8"), open_store(), spark=spark, shards=2)
+    always = nosync.Job(with_state_after_big("total > 3"), open_store("always"), spark=spark, shards=2)
+    for t in range(FORK + 2):
+        job.advance(t, rows(spark, t))
+        always.advance(t, rows(spark, t))
+    branch = job.branch("more", at=FORK - 1, replace={"bigger": "total > 3"})
+    branch.replay()
+    for t in range(FORK, FORK + 2):
+        for name in ("newest", "by_total"):
+            assert state(branch, name, t) == state(always, name, t)
+            assert state(branch, name, t) != state(job, name, t)
 
 
 def test_rows_that_are_taken_back_and_never_came(spark: SparkSession, open_store: OpenStore) -> None:
@@ -667,6 +700,7 @@ def test_main_rewound_to_before_a_promoted_branch(spark: SparkSession, open_stor
         nosync.Job(make_flow(even), store, spark=spark, shards=2)
 
 
+@pytest.mark.long
 def test_maps_and_large_whole_numbers_are_compared(spark: SparkSession, open_store: OpenStore) -> None:
     """Spark compares no maps, and sums of such numbers overflow."""
     flow = nosync.Dataflow("f")

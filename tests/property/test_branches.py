@@ -133,7 +133,8 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
     other = change(ops, at, (ops[at].number + more) % 4)
     for op in added:  # what takes rows that only come begins with none, and they are not these
         stages = bind(build([*other, op]), parse_ddl).stages
-        other = [*other, op] if stages[stages[f"s{len(other)}"].inputs[0]].changing else other
+        first = stages[f"s{len(other)}t" if op.kind == "windows" else f"s{len(other)}"]
+        other = [*other, op] if stages[first.inputs[0]].changing else other
 
     def shards_at(t: int) -> int:
         return 3 if t < rescaled else 2
