@@ -21,6 +21,8 @@ MINUTES ?= 12
 DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
+# Of those without Spark most wait for most of the time.
+WAITING ?= 4
 
 .PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
 
@@ -43,8 +45,8 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (about a quarter of an hour on 2 cores). Long ones with Spark are in `make spark`.
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
+test: setup  ## Run the tests (about 18 minutes on 2 cores). Long ones with Spark are in `make spark`.
+	$(BIN)/python -m pytest -n $(WAITING) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
 
 spark: setup  ## The long tests with Spark that have no target of their own (ten minutes).
@@ -105,7 +107,7 @@ fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000),
 	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0
 	NOSYNC_FUZZ=$(CALLS) $(BIN)/python -m pytest -v tests/cluster/test_fuzz_calls.py --timeout 0
 	NOSYNC_FUZZ=$(FLOWS) $(BIN)/python -m pytest -v tests/property/test_fuzzed_flows.py --timeout 0
-	NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/job/test_fuzzed_jobs.py --timeout 0
+	NOSYNC_LONG=1 NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/job/test_fuzzed_jobs.py --timeout 0
 
 audit: setup  ## Look for packages with known holes: by a list kept by hand, and by pip-audit where it reaches its data.
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; } || true

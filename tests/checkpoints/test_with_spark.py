@@ -35,6 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("form", ordinary_queries.FORMATS if IS_LONG else ("v2",))
+@pytest.mark.long("make checkpoints")
 def test_a_host_is_lost_and_its_queries_go_on_elsewhere(tmp_path: Path, source: Path, form: str) -> None:
     names = names_of(form)
     finish(start(tmp_path / "free-ck", tmp_path / "free", source, form, names=names), tmp_path / "free")

@@ -53,6 +53,7 @@ def seconds_of(driver: Driver, t: int) -> float:
     return float(next(line["seconds"] for line in driver.epochs() if line["t"] == t))
 
 
+@pytest.mark.long("make cluster")
 def test_a_frozen_host_and_a_lost_host(tmp_path: Path, expected: list[Any]) -> None:
     with cluster(tmp_path, "n1", "n2", "n3") as made:
         driver = made.start_driver("n1", epochs=EPOCHS)

@@ -98,6 +98,7 @@ def test_the_same_layers_as_one_epoch_after_the_other(
     assert job.last_sealed() == epochs - 1
 
 
+@pytest.mark.long
 def test_in_parts_with_gaps_on_other_shards_and_on(
     spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_what_came_before_a_failure_is_sealed_and_the_rest_goes_on(spark: SparkS
     assert (report.first, report.last, report.sealed_before) == (1, 4, 1)
 
 
+@pytest.mark.long
 def test_other_rows_after_a_failure(spark: SparkSession, open_store: OpenStore) -> None:
     """What a failed attempt recorded is bound to its rows until rewind() to the last sealed epoch."""
     job = nosync.Job(mapped(until_three), open_store(), spark=spark, shards=SHARDS)

@@ -45,6 +45,7 @@ def lose(store: nosync.Store, keep: Any) -> int:
     return len(lost)
 
 
+@pytest.mark.long
 def test_recovered_together(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     store = job._store
     before = digests(store)

@@ -21,6 +21,7 @@ def rows_of(job: nosync.Job, stage: str, t: int) -> list[str]:
     return sorted(map(repr, job.read(stage, t).collect()))
 
 
+@pytest.mark.long
 def test_what_is_lost_is_computed_again(spark: SparkSession, open_store: OpenStore) -> None:
     """With another number of shards from the third epoch on; digests are those that were sealed."""
     store = open_store()

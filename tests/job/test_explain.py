@@ -130,6 +130,7 @@ def here(
     return run
 
 
+@pytest.mark.long
 def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> None:
     """As from a shell, in a directory with the flow's module in it; one of them really so, the others in this session."""
     (tmp_path / "my_job.py").write_text(FLOW)

@@ -57,6 +57,7 @@ def states(store: nosync.Store, stages: list[str]) -> dict[tuple[str, int], Any]
 
 
 @pytest.mark.parametrize("seed", range(JOBS))
+@pytest.mark.long("make fuzz")
 def test_whatever_happens_every_epoch_reads_as_without_it(
     spark: SparkSession, open_store: OpenStore, seed: int
 ) -> None:

@@ -128,6 +128,7 @@ def as_type(type_: pa.DataType) -> Callable[[pa.Table], pa.Table]:
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.long
 def test_columns_that_spark_does_not_read_are_told_of_and_recorded(
     spark: SparkSession, open_store: OpenStore, caplog: pytest.LogCaptureFixture, type_: pa.DataType
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_sink_that_fails_says_so_and_is_given_the_epoch_again(spark: SparkSess
     assert seen == [(0, 1), (1, 1)]
 
 
+@pytest.mark.long
 def test_a_shard_whose_layers_are_all_lost_is_a_hole_and_not_still_to_come(
     spark: SparkSession, open_store: OpenStore
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_whole_shard_is_rebuilt_even_after_merges(spark: SparkSession, store: 
 
 
 @pytest.mark.parametrize("everything", [True, False])
+@pytest.mark.long
 def test_recovered_layers_outlive_the_garbage_of_a_merge(
     spark: SparkSession, open_store: OpenStore, everything: bool
 ) -> None:

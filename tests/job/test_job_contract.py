@@ -111,6 +111,7 @@ def even(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.equal(pc.bit_wise_and(rows["v"], 1), 0))
 
 
+@pytest.mark.long
 def test_branches_with_the_same_code_at_other_forks_have_states_of_their_own(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -369,6 +370,7 @@ def test_options_that_mean_nothing_are_refused(spark: SparkSession, store: nosyn
         query.start().awaitTermination(60)
 
 
+@pytest.mark.long
 def test_a_stream_of_changes_notices_that_its_past_is_another_one(
     spark: SparkSession, store: nosync.Store, tmp_path: Path
 ) -> None:

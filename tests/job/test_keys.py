@@ -48,6 +48,7 @@ def counted(rows: DataFrame) -> list[Any]:
     return sorted((tuple(map(plainly, row)) for row in rows.collect()), key=repr)
 
 
+@pytest.mark.long
 def test_every_key_is_grouped_as_spark_groups_it(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", SCHEMA)

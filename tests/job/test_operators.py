@@ -99,6 +99,7 @@ def check_with_spark(job: nosync.Job, t: int) -> None:
     assert Counter((r.customer, r.item, r.n, r.city) for r in located) == want["located"]
 
 
+@pytest.mark.long
 def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store: OpenStore) -> None:
     """2 -> 3 -> 1 shards with live state; then layers of every stage and layout are lost, and recovered."""
     store = open_store()

@@ -140,7 +140,7 @@ def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", ["worker", pytest.param("executor", marks=long)])
+@pytest.mark.parametrize("fault", [pytest.param("worker", marks=long), pytest.param("executor", marks=long)])
 def test_the_layers_are_those_of_an_undisturbed_run(undisturbed: dict[str, Any], tmp_path: Path, fault: str) -> None:
     found = run(tmp_path / "run", fault)
     assert found["struck"], "the fault must have happened"

@@ -134,7 +134,7 @@ def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page("operators.md", 12)
+    run_page("operators.md", 13)
     printed = capsys.readouterr().out
     assert "|plain|        1|" in printed
     assert "| gold|        1|" in printed

@@ -55,6 +55,7 @@ def longer(rows: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.long
 def test_an_epoch_with_a_long_row_runs_again_and_the_jobs_next_ones_count(
     spark: SparkSession,
     open_store: OpenStore,

@@ -143,7 +143,8 @@ def test_flows_with_loops_are_shuffled(spark: SparkSession, open_store: OpenStor
 @pytest.mark.parametrize(
     "key", ["", *[column.split()[0] for column in WIDE.split(", ") if column[0] not in "fd"], "day"]
 )
-@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 5])
+@pytest.mark.parametrize("shards", [1, 5])
+@pytest.mark.long
 def test_rows_of_every_type_go_by_files(
     key: str,
     shards: int,

@@ -134,12 +134,12 @@ def advance(spark: SparkSession, job: nosync.Job, epochs: int = 3) -> None:
 @pytest.mark.parametrize(
     ("build", "together"),
     [
-        (joined, {"sales", "people", "out__left", "out__right", "out"}),
+        pytest.param(joined, {"sales", "people", "out__left", "out__right", "out"}, marks=pytest.mark.long),
         pytest.param(summed, {"people", "sums"}, marks=pytest.mark.long),
         pytest.param(latest, {"people", "last"}, marks=pytest.mark.long),
         pytest.param(bucketed, {"sales", "sums"}, marks=pytest.mark.long),
         pytest.param(bucketed, {"people", "loud_x"}, marks=pytest.mark.long),
-        (lateral, {"sales", "by_id"}),
+        pytest.param(lateral, {"sales", "by_id"}, marks=pytest.mark.long),
         (chained, {"people", "sales", "sellers", "out__left", "out__right", "out", "some", "by_id_w"}),
         (
             both_aggregated,

@@ -68,6 +68,7 @@ def advanced(job: nosync.Job, spark: SparkSession, files: Path, sources: list[st
 
 
 @pytest.mark.parametrize("make", FLOWS)
+@pytest.mark.long
 def test_layers_are_the_same_as_when_the_jvm_reads_the_files(
     make: Callable[[nosync.Dataflow], None],
     spark: SparkSession,
@@ -332,6 +333,7 @@ def many_files(spark: SparkSession, path: Path) -> DataFrame:
     [csv, cached, filtered, of_partitions, of_partitions_alone, widened, without_a_column, in_another_case, one_file_of_two,
      many_files, beside_metadata, longer_by_now],
 )  # fmt: skip
+@pytest.mark.long
 def test_the_jvm_reads_what_is_not_just_such_files(
     given: Callable[[SparkSession, Path], DataFrame],
     spark: SparkSession,
