@@ -21,8 +21,6 @@ MINUTES ?= 12
 DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
-# Of those without Spark most wait for most of the time.
-WAITING ?= 4
 
 .PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
 
@@ -46,7 +44,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	$(BIN)/nosync demo --out $(OUT)
 
 test: setup  ## Run the tests (about 18 minutes on 2 cores). Long ones with Spark are in `make spark`.
-	$(BIN)/python -m pytest -n $(WAITING) -m 'not spark' --ignore=tests/compat --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
 
 spark: setup  ## The long tests with Spark that have no target of their own (ten minutes).

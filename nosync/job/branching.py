@@ -53,8 +53,9 @@ class Branching:
         refs = self._node.timelines.refs
         known = refs.timeline_of(name) if name in refs.names else None
         parent = self._node.timelines.timeline(self._position.branch).id
-        wanted = (parent, t, tuple(sorted(changed)), tuple(sorted(anew)))
-        if known is None or (known.parent, known.at, known.changed, known.anew) != wanted:
+        wanted = (parent, t, tuple(sorted(changed)))
+        # A version before let fewer stages begin anew, and its branches go on as they began.
+        if known is None or (known.parent, known.at, known.changed) != wanted or not set(known.anew) <= set(anew):
             self._node.create_branch(name, self._position.branch, t, changed, anew)
         return flow
 

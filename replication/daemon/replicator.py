@@ -33,6 +33,8 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.6
 FILL_LOOK_S = 0.02
+BACK_S = 3.0
+"""How long a checkpoint that is fetched waits for peers of which nothing is heard."""
 
 
 class Replicator:
@@ -144,7 +146,8 @@ class Replicator:
     def fetch_checkpoint(self, checkpoint: str, patience_s: float) -> tuple[bool, int]:
         """Keeps the files of a checkpoint here for a while: `checkpoints/<name>`. Waits until it has what peers have.
 
-        That is all that was durable on a peer that is there when the call came.
+        That is all that was durable, when the call came, on a peer that is there, or is there again within a few seconds:
+        where a host was lost, others may be too busy to answer at once.
 
         Returns whether it has that within `patience_s`, and how many files of it are durable here.
         """
@@ -152,11 +155,13 @@ class Replicator:
         with self._shared.lock:
             self._shared.act(self._replica.keep_checkpoint(checkpoint))
         end_s = self._env.monotonic_s() + patience_s
-        is_asked_again = False
+        back_s, is_asked_again = self._env.monotonic_s() + BACK_S, False
         while True:
             with self._shared.lock:
                 filled = self._replica.has_all_of(checkpoint)
-                if filled and not is_asked_again:  # the answer may have been on its way when this call came
+                if not self._replica.all_are_up() and self._env.monotonic_s() < back_s:
+                    filled = False
+                elif filled and not is_asked_again:  # the answer may have been on its way when this call came
                     self._shared.act(self._replica.keep_checkpoint(checkpoint))
                     filled, is_asked_again = self._replica.has_all_of(checkpoint), True
                 files = sum(1 for _ in self._replica.mine.of_checkpoint(checkpoint))

@@ -282,6 +282,10 @@ class Replica:
             return False
         return not any(held.name.placed == checkpoint for _, held in self.planner.todo.missing())
 
+    def all_are_up(self) -> bool:
+        """Returns whether every peer is there, but for those that are not talked to."""
+        return all(peer.refused or peer.is_up(self.state.now_s) for peer in self.peers.values())
+
     def _knows_peers(self) -> bool:
         """Returns whether all peers that are there said what they hold."""
         now_s = self.state.now_s
