@@ -212,9 +212,10 @@ def times_of(fields: Mapping[str, Any], path: PurePosixPath) -> dict[Epoch, Seal
         pack(t)
         if not named.first <= t <= named.last:
             raise ValueError(f"epoch {t} is none of those that its name says")
-        if not is_in_calendar(_us(sealed)):
-            raise ValueError(f"{sealed} us since 1970 is in no calendar")
-        found[Epoch(t)] = SealTime(_us(sealed), *(None if us is None else _us(us) for us in (oldest, newest)))
+        sealed_us = _us(sealed)
+        if not is_in_calendar(sealed_us):
+            raise ValueError(f"{sealed_us} us since 1970 is in no calendar")
+        found[Epoch(t)] = SealTime(sealed_us, *(None if us is None else _us(us) for us in (oldest, newest)))
     return found
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # windows load what computes them
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of an operator that has none but those of all."""
+    """Holds the arguments of an operator that has none but those of all."""
 
     @property
     def event_times(self) -> tuple[Window, ...]:
@@ -37,7 +37,7 @@ NO_ARGUMENTS = Arguments()
 
 @dataclass(frozen=True)
 class ExpressionArguments(Arguments):
-    """Those of a select, or of a where, which has one."""
+    """Holds the arguments of a select, or of a where, which has one."""
 
     expressions: tuple[Any, ...]
     """SQL texts or Column objects."""
@@ -45,7 +45,7 @@ class ExpressionArguments(Arguments):
 
 @dataclass(frozen=True)
 class StaticJoinArguments(Arguments):
-    """Those of a join with a table that does not change."""
+    """Holds the arguments of a join with a table that does not change."""
 
     table: Any
     """A Spark DataFrame."""
@@ -55,7 +55,7 @@ class StaticJoinArguments(Arguments):
 
 @dataclass(frozen=True)
 class LoopArguments(Arguments):
-    """Those of a loop."""
+    """Holds the arguments of a loop."""
 
     max_rounds: int
     result: str = ""
@@ -64,7 +64,7 @@ class LoopArguments(Arguments):
 
 @dataclass(frozen=True)
 class UpdateArguments(Arguments):
-    """Those of an update that goes by epochs."""
+    """Holds the arguments of an update that goes by epochs."""
 
     ttl: int | None
     expiry: str | None
@@ -78,7 +78,7 @@ class UpdateArguments(Arguments):
 
 @dataclass(frozen=True)
 class TimedUpdateArguments(Arguments):
-    """Those of an update by event time, or with several outputs."""
+    """Holds the arguments of an update by event time, or with several outputs."""
 
     outputs: Mapping[str, str]
     """The DDL of its further outputs."""
@@ -95,7 +95,7 @@ class TimedUpdateArguments(Arguments):
 
 @dataclass(frozen=True)
 class DedupeArguments(Arguments):
-    """Those of a dedupe within a time."""
+    """Holds the arguments of a dedupe within a time."""
 
     window: Window
     """Its event time."""
@@ -109,7 +109,7 @@ class DedupeArguments(Arguments):
 
 @dataclass(frozen=True)
 class WindowArguments(Arguments):
-    """Those of a window."""
+    """Holds the arguments of a window."""
 
     window: Window
     expiry: str | None
@@ -128,7 +128,7 @@ class WindowArguments(Arguments):
 
 @dataclass(frozen=True)
 class JoinArguments(Arguments):
-    """Those of a join of two stages."""
+    """Holds the arguments of a join of two stages."""
 
     on: tuple[str, ...]
     how: str
@@ -136,7 +136,7 @@ class JoinArguments(Arguments):
 
 @dataclass(frozen=True)
 class TimedJoinArguments(JoinArguments):
-    """Those of an interval join or an as-of join."""
+    """Holds the arguments of an interval join or an as-of join."""
 
     windows: tuple[Window, ...] = field(kw_only=True)
     """The event time of each side."""
@@ -149,7 +149,7 @@ class TimedJoinArguments(JoinArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalJoinArguments(TimedJoinArguments):
-    """Those of an interval join."""
+    """Holds the arguments of an interval join."""
 
     lower_us: int
     upper_us: int
@@ -157,7 +157,7 @@ class IntervalJoinArguments(TimedJoinArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class AsofJoinArguments(TimedJoinArguments):
-    """Those of an as-of join."""
+    """Holds the arguments of an as-of join."""
 
     within_us: int | None
 

@@ -16,7 +16,7 @@ from nosync.flow.arguments import (
     arguments_of,
 )
 from nosync.flow.bind_keyed import check_join, check_key, check_time, hashed_options, watermark_schema
-from nosync.flow.bindings import Bindings, change_fields
+from nosync.flow.bindings import Bindings
 from nosync.flow.bound_stage import (
     FIRST,
     INTERVAL_JOIN,
@@ -41,11 +41,10 @@ from nosync.flow.stage_options import (
 from nosync.kernels.asof_joins import AsofSpec
 from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
 from nosync.kernels.join_types import JoinSpec
-from nosync.kernels.windows import DUE_COLUMN, MIN, UNTIL_COLUMN, Window
+from nosync.kernels.windows import DUE_COLUMN, MIN, UNTIL_COLUMN, UNTIL_TYPE, Window
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import FlowError, SchemaError
 
-_UNTIL_TYPE = pa.timestamp("us", "UTC")
 SIDES = ("left", "right")
 
 
@@ -64,8 +63,8 @@ def bind_first(bindings: Bindings, stage: Stage) -> None:
     described = f"{window} within {within_us} {hashed_options(key, of_inputs=inputs, idle_after=window.idle_after)}"
     parts = _times(bindings, stage, window, [(upstream, window, "late")], WatermarkOptions(inputs), key, described)
     seen = bindings.part(stage, "seen", SEEN, upstream.name)
-    options = FirstOptions(key, within_us, _UNTIL_TYPE, seen.name)
-    schema = pa.schema([*(upstream.output.field(name) for name in key), pa.field(UNTIL_COLUMN, _UNTIL_TYPE)])
+    options = FirstOptions(key, within_us, seen.name)
+    schema = pa.schema([*(upstream.output.field(name) for name in key), pa.field(UNTIL_COLUMN, UNTIL_TYPE)])
     parts.append(
         bindings.stage(
             seen, schema, changing=True, key=key, edge_key=key, window=window, options=options, described=described,
@@ -122,11 +121,8 @@ def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
         options=options, described=described,
     )  # fmt: skip
     parts.append(replace(bound, beside=names))
-    _add(
-        bindings,
-        parts,
-        [_edge(bindings, *of, window) for of, window in zip(((left, spec.on), (right, spec.on)), windows, strict=True)],
-    )
+    edges = [_edge(bindings, side, spec.on, window) for side, window in zip((left, right), windows, strict=True)]
+    _add(bindings, parts, edges)
 
 
 def _spec_of(arguments: TimedJoinArguments, spec: JoinSpec) -> tuple[IntervalSpec | AsofSpec, tuple[int, int]]:
@@ -172,7 +168,7 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
         times = WatermarkOptions(inputs)
         parts = _times(bindings, stage, window, [(upstream, window, "late")], times, stage.key, described)
     hidden = {UNTIL_COLUMN: ttl_us is not None, DUE_COLUMN: timer is not None}
-    schema = pa.schema([*shown, *(pa.field(name, _UNTIL_TYPE) for name, has in hidden.items() if has)])
+    schema = pa.schema([*shown, *(pa.field(name, UNTIL_TYPE) for name, has in hidden.items() if has)])
     timed = replace(stage, kind=TIMED_UPDATE)
     state = bindings.stage(
         timed, schema, changing=True, key=stage.key, edge_key=stage.key, window=window, options=options,
@@ -225,13 +221,12 @@ def _times(
     edge_key: tuple[str, ...],
     described: str,
 ) -> list[BoundStage]:
-    """Returns the watermark of a stage and the late rows of its inputs."""
+    """Returns the watermark of a stage and the late rows of its inputs, which only grow."""
     first = late[0][0]
-    time_type = _UNTIL_TYPE
     part = replace(
         bindings.part(stage, "watermark", WATERMARK, first.name), inputs=tuple(side.name for side, _, _ in late)
     )
-    schema = watermark_schema(time_type, options.inputs, window)
+    schema = watermark_schema(UNTIL_TYPE, options.inputs, window)
     found = [
         bindings.stage(
             part, schema, changing=False, edge_key=edge_key, window=window, options=options, described=described
@@ -239,11 +234,8 @@ def _times(
     ]
     for side, times, name in late:
         part = bindings.part(stage, name, LATE, side.name)
-        late_rows = pa.schema([*side.output, *change_fields(side.rows_schema)])
         found.append(
-            bindings.stage(
-                part, late_rows, changing=side.changing, edge_key=edge_key, window=times, described=described
-            )
+            bindings.stage(part, side.output, changing=False, edge_key=edge_key, window=times, described=described)
         )
     return found
 

@@ -97,8 +97,6 @@ class FirstOptions(StageOptions):
     """The columns that are the same in duplicates."""
     within_us: int
     """For how long after the first row of a key others are duplicates."""
-    until_type: pa.DataType
-    """The type of the column that says until when."""
     seen: str
     """The part that keeps the keys that were seen."""
 

@@ -190,7 +190,7 @@ def _declared(stage: BoundStage) -> str:
 def _named(stage: BoundStage) -> str:
     if stage.loop is not None:
         return f"the loop {stage.loop}"
-    return "an update by event time" if stage.kind in (TIMED_UPDATE, OUTPUT) else "a window with a watermark"
+    return "an update with outputs" if stage.kind in (TIMED_UPDATE, OUTPUT) else "a window with a watermark"
 
 
 def _check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from nosync.kernels.join_types import ANTI, SEMI, JoinSpec
 from nosync.kernels.joins import ROW_ID, distinct
-from nosync.kernels.windows import UNTIL_COLUMN, Window, times_us, to_time
+from nosync.kernels.windows import UNTIL_COLUMN, UNTIL_TYPE, Window, times_us, to_time
 from nosync.lsm.columnar.columns import Bools, Indices, as_array, match_keys
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.model.timestamp import Time
@@ -68,7 +68,7 @@ def side_schema(rows: pa.Schema, on: tuple[str, ...], *, tracks: bool) -> tuple[
     """Returns the columns of a side's state, and its key."""
     ids = [pa.field(name, pa.int64()) for name in ROW_ID]
     rest = [f for f in rows if f.name not in on]
-    more = [pa.field(UNTIL_COLUMN, pa.timestamp("us", "UTC"))]
+    more = [pa.field(UNTIL_COLUMN, UNTIL_TYPE)]
     more += [pa.field(MATCHED_COLUMN, pa.bool_())] if tracks else []
     return pa.schema([*(rows.field(name) for name in on), *ids, *rest, *more]), (*on, *ROW_ID)
 
@@ -98,7 +98,7 @@ class IntervalRows:
         more = {
             ROW_ID[0]: pa.repeat(pa.scalar(int(time), pa.int64()), n),
             ROW_ID[1]: pa.array(np.arange(n)),
-            UNTIL_COLUMN: to_time(np.where(taken, times, 0) + side.lasts_us, pa.timestamp("us", "UTC")),
+            UNTIL_COLUMN: to_time(np.where(taken, times, 0) + side.lasts_us, UNTIL_TYPE),
             MATCHED_COLUMN: pa.repeat(pa.scalar(False), n),
         }
         for name, column in more.items():
@@ -221,17 +221,20 @@ def until_us(rows: pa.Table) -> Times:
     return times_us(rows.column(UNTIL_COLUMN))[0]
 
 
+def numbered_keys(left: pa.Table, right: pa.Table, on: tuple[str, ...]) -> tuple[Indices, Indices]:
+    """Returns, for the rows of two tables, the numbers of their keys: the same for equal keys, and -1 for a null one."""
+    columns = [pa.concat_arrays([as_array(side.column(name)) for side in (left, right)]) for name in on]
+    _, number = distinct(columns, hash32(columns))
+    number = np.where(np.concatenate([has_null(left, on), has_null(right, on)]), -1, number)
+    return number[: left.num_rows], number[left.num_rows :]
+
+
 def _pairs(
     left: pa.Table, right: pa.Table, new_left: int, new_right: int, of_left: SideRows, of_right: SideRows,
     spec: IntervalSpec,
 ) -> tuple[Indices, Indices]:  # fmt: skip
     """Returns the rows of both sides that match, of which one is new at least. New rows come first."""
-    on = spec.join.on
-    columns = [pa.concat_arrays([as_array(side.column(name)) for side in (left, right)]) for name in on]
-    _, number = distinct(columns, hash32(columns))
-    null = np.concatenate([has_null(left, on), has_null(right, on)])
-    number = np.where(null, -1, number)
-    key_left, key_right = number[: left.num_rows], number[left.num_rows :]
+    key_left, key_right = numbered_keys(left, right, spec.join.on)
     time_left, time_right = (
         times_us(rows.column(side.side.times.time))[0] for rows, side in ((left, of_left), (right, of_right))
     )

@@ -24,8 +24,8 @@ from nosync.lsm.errors import FlowError
 
 START, END = "window_start", "window_end"
 MIN, MAX = "min", "max"
-UNTIL_COLUMN = "__until"
-"""The event time up to which a row of a state counts."""
+UNTIL_COLUMN, UNTIL_TYPE = "__until", pa.timestamp("us", "UTC")
+"""The event time up to which a row of a state counts, and the type of that and of other times in states."""
 DUE_COLUMN = "__due"
 """The event time at which a key is to be looked at."""
 MAX_WINDOWS_OF_A_ROW = 1000

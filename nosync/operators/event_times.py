@@ -15,7 +15,7 @@ from nosync.flow.stage_options import FirstOptions, IntervalOptions
 from nosync.kernels.asof_joins import AsofSpec, asof_matches
 from nosync.kernels.interval_joins import PASSED_US, IntervalRows, Matches, SideRows, matches
 from nosync.kernels.joins import content_hash
-from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
+from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, order_by_key
 from nosync.lsm.columnar.hashing import U32
 from nosync.lsm.layers.writer import arrange
@@ -58,7 +58,7 @@ def _firsts(given: OperatorInput) -> tuple[pa.Table, U32]:
     is_new = np.ones(len(hashes), dtype=np.bool_)
     if seen.layers:
         is_new = ~seen.lookup([as_array(rows.column(name)) for name in key], hashes, given.before).found
-    until = to_time(times[is_new] + options.within_us, options.until_type)
+    until = to_time(times[is_new] + options.within_us, UNTIL_TYPE)
     return rows.filter(pa.array(is_new)).append_column(UNTIL_COLUMN, until), hashes[is_new]
 
 

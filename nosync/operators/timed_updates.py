@@ -15,7 +15,7 @@ import pyarrow as pa
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import OutputOptions, TimedUpdateOptions
 from nosync.kernels.groups import Groups
-from nosync.kernels.windows import DUE_COLUMN, NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
+from nosync.kernels.windows import DUE_COLUMN, NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
 from nosync.lsm.columnar.columns import Bools, as_array, as_batch, describe, key_columns, match_keys, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
@@ -180,7 +180,7 @@ def _with_due(given: OperatorInput, options: TimedUpdateOptions, new: pa.Table) 
         return new
     due, valid = times_us(new.column(options.timer))
     due = np.maximum(due, given.watermarks.current_us + 1)
-    return new.append_column(DUE_COLUMN, pa.array(due, mask=~valid).cast(pa.timestamp("us", "UTC")))
+    return new.append_column(DUE_COLUMN, pa.array(due, mask=~valid).cast(UNTIL_TYPE))
 
 
 def _check_keys(
@@ -221,4 +221,4 @@ def _until(
         old = match_keys(hash32(before), before, new_hashes, mine)
         was = times_us(state.column(UNTIL_COLUMN))[0]
         until[old >= 0] = np.maximum(until[old >= 0], was[old[old >= 0]])
-    return to_time(until, pa.timestamp("us", "UTC"))
+    return to_time(until, UNTIL_TYPE)

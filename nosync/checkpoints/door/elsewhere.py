@@ -105,9 +105,9 @@ class SpreadFiles(FileOperations):
         """Returns whether the contents of a file are on another host."""
         return bool(path) and (self._elsewhere / path).is_file()
 
-    def all_elsewhere(self) -> Iterator[str]:
-        """Yields the names of all files that are elsewhere."""
-        for directory, _, names in os.walk(self._elsewhere):
+    def all_elsewhere(self, below: str = "") -> Iterator[str]:
+        """Yields the names of all files below a directory that are elsewhere."""
+        for directory, _, names in os.walk(self._elsewhere / below):
             yield from (str((Path(directory) / name).relative_to(self._elsewhere)) for name in names)
 
     def drop_torn(self) -> None:
@@ -270,14 +270,16 @@ class SpreadFiles(FileOperations):
                 self._forget(path)
                 super().delete(path, is_recursive=False)
                 return True
-            there = [one for one in self.all_elsewhere() if path and one.startswith(f"{path}/")]
-            if there and not is_recursive:
+            there = self._elsewhere / path
+            is_tree = bool(path) and there.is_dir()
+            below = list(self.all_elsewhere(path)) if is_tree else []
+            if below and not is_recursive:
                 raise not_empty(path)
             done = super().delete(path, is_recursive=is_recursive)
-            if path and is_recursive and (self._elsewhere / path).is_dir():
-                for below in there:
-                    self._forget(below)
-                remove_tree(self._elsewhere / path, self._env)
+            for one in below:
+                self._forget(one)
+            if is_tree:
+                remove_tree(there, self._env)
             return done
 
     def rename(self, source: str, target: str, *, may_overwrite: bool) -> None:
