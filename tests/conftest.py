@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ import nosync
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nosync.testing.daemon_cluster import Process
 
 # Times of single examples vary with the machine; nothing here is about them.
 settings.register_profile(
@@ -36,24 +35,13 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 @pytest.fixture(autouse=True, scope="session")
 def daemons_start_fast() -> Iterator[None]:
     """Daemons are forked from a process that has imported all, which begins with the first of them."""
-    try:
-        from nosync.testing.daemon_cluster import Daemons
-        from tests.helpers.forking import Forker
-    except ImportError:  # of gRPC: the suite on other versions has no daemons
-        yield
-        return
-    forkers: list[Forker] = []
-
-    def start(arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> Process:
-        if not forkers:
-            forkers.append(Forker())
-        return forkers[0].start(arguments, log, env)
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Daemons, "start_process", staticmethod(start))
+        with contextlib.suppress(ImportError):  # of gRPC: the suite on other versions has no daemons
+            from nosync.testing.daemon_cluster import Daemons
+            from tests.helpers.forking import start_forked
+
+            patched.setattr(Daemons, "start_process", staticmethod(start_forked))
         yield
-    for forker in forkers:
-        forker.close()
 
 
 OpenStore = Callable[..., nosync.Store]
