@@ -163,8 +163,8 @@ class Keep:
         if isinstance(file, StateFile) and file.form is Form.ZIP:
             for part in self.parts(source, path):
                 name = f"{file.store.directory}/{part.name}"
-                if self.index.size_bytes(name) == part.size_bytes:
-                    continue
+                if self.index.size_bytes(name) == self._size_bytes(self.root / name) == part.size_bytes:
+                    continue  # and a daemon did not remove it since
                 # Looked at before it is linked: what has a name here is sent to peers.
                 if self._size_bytes(source / name) != part.size_bytes or self._link(source, name) is None:
                     return linked
@@ -252,8 +252,8 @@ class Keep:
             self.env.unlink(self.root / path)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Removes files that nothing needs. Commits go first, so that none stands without what it needs."""
-        for path in sorted(paths, key=lambda path: not path.startswith("commits/")):
+        """Removes files that nothing needs."""
+        for path in sorted(paths, key=removed_before):
             self.index.discard(path)
             self._unlink(path)
 
@@ -315,6 +315,13 @@ def files_below(root: Path, env: Env, directory: str = "") -> Iterator[str]:
             yield from files_below(root, env, path)
         else:
             yield path
+
+
+def removed_before(path: str) -> tuple[bool, bool, str]:
+    """Sorts files as they are removed: commits first, so that none stands without what it needs, and snapshots after the
+    files that they name, which would not be known as garbage without them.
+    """
+    return not path.startswith("commits/"), path.endswith(".zip"), path
 
 
 def _number(path: str) -> int:

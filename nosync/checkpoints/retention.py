@@ -1,11 +1,13 @@
 """What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage after a grace.
 
 Spark's own deletes touch Spark's directory alone. Files of a keep are deleted nowhere but here. Which files are garbage follows
-from what is kept, so nodes that keep the same files remove the same ones, each for itself.
+from what is kept, so nodes that keep the same files remove the same ones, each for itself. Another process, or a peer,
+may be taking files in meanwhile, in any order within a batch: what may be needed by a file that comes next is no garbage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.generations import REWOUND, SETTINGS, directory_of, generations_of, keeps_of
-from nosync.checkpoints.keep import Keep, open_generation
-from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StorePart, parse
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.checkpoints.keep import Keep, open_generation, removed_before
+from nosync.checkpoints.names import Batch, BatchFile, Form, SourceFile, StateFile, StorePart, parse
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
@@ -106,7 +108,7 @@ def set_kept_batches(keep: Keep, batches: int) -> None:
 
 
 def garbage_of(data: Path, env: Env, only: str | None = None) -> list[PurePosixPath]:
-    """Returns the files of all keeps of a directory that nobody needs, relative to it; commits before what they need.
+    """Returns the files of all keeps of a directory that nobody needs, relative to it, in the order in which they go.
 
     `only`: of the keep of this name alone. Earlier generations go once a later one is whole. Of a keep whose pins or
     settings cannot be read nothing goes.
@@ -123,7 +125,7 @@ def garbage_of(data: Path, env: Env, only: str | None = None) -> list[PurePosixP
             log.error("checkpoint %s: nothing is removed: %s", name, error)
             continue
         directory = PurePosixPath(CHECKPOINTS, directory_of(name, keep.generation))
-        found += [directory / path for path in sorted(gone, key=lambda path: not path.startswith("commits/"))]
+        found += [directory / path for path in sorted(gone, key=removed_before)]
     return found
 
 
@@ -150,12 +152,13 @@ def _all_of(data: Path, directory: str, env: Env) -> list[PurePosixPath]:
 def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] = ()) -> set[str]:
     """Returns the files that neither the last `batches` nor pinned ones need. Nothing newer than the oldest goes.
 
-    Pure, but for what closures read. Where no batch can be gone on from, nothing is garbage.
+    Pure, but for what closures read. Where fewer batches can be gone on from, nothing is garbage: a node that catches up
+    may have the newest ones first.
     """
     found = [keep.closures.find(t) for t in keep.index.batches()]
     restorable = {one.batch: one.paths for one in found if isinstance(one, Closure)}
     kept = list(restorable)[-batches:]
-    if not kept:
+    if len(kept) < batches:
         return set()
     needed = {path for t in {*kept, *(restorable.keys() & set(pinned))} for path in restorable[t]}
     return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0])}
@@ -166,17 +169,21 @@ def _is_before(keep: Keep, path: str, oldest: Batch) -> bool:
     file = parse(path.removesuffix(".crc"))
     if isinstance(file, StateFile):
         return file.version <= oldest
-    if isinstance(file, StorePart):  # of a snapshot that goes as well; a later one names its own
-        return not any(
-            f"{file.store.directory}/{part.name}" == file.path
-            for version, files in keep.index.versions(file.store).items()
-            for snapshot in files
-            if version > oldest and snapshot.path.endswith(".zip")
-            for part in keep.closures.parts(snapshot.path)
-        )
+    if isinstance(file, StorePart):  # of snapshots that go as well. One that none names comes before its snapshot does
+        versions = keep.index.versions(file.store)
+        snapshots = [one for files in versions.values() for one in files if one.form is Form.ZIP]
+        named_by = [one.version for one in snapshots if file.path in _parts(keep, one, oldest)]
+        return bool(named_by) and max(named_by) <= oldest
     if isinstance(file, SourceFile):  # beyond what the oldest batch reads, a later one reads it
         return file.number <= keep.closures.offsets(oldest).log_ends.get(file.source, -1)
     return isinstance(file, BatchFile) and file.batch < oldest - 1
+
+
+def _parts(keep: Keep, snapshot: StateFile, oldest: Batch) -> list[str]:
+    """Returns the paths of what a snapshot names; nothing for a damaged one that goes."""
+    with contextlib.suppress(*(CorruptionError,) if snapshot.version <= oldest else ()):
+        return [f"{snapshot.store.directory}/{part.name}" for part in keep.closures.parts(snapshot.path)]
+    return []
 
 
 def _directory(keep: Keep) -> PurePosixPath:

@@ -17,7 +17,7 @@ from nosync.checkpoints.follow import Follower
 from nosync.checkpoints.keep import Keep, files_below, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import fork, restore
-from nosync.checkpoints.retention import garbage, pin, pins, unpin
+from nosync.checkpoints.retention import garbage, garbage_of, pin, pins, set_kept_batches, unpin
 from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.platform.env import Env
@@ -301,6 +301,51 @@ def test_what_is_let_go_of_leaves_the_last_batches_and_pins(tmp_path: Path) -> N
         follow(query, keep)
         again = Keep(tmp_path / f"d{seed}", "q", Env())
         assert {t for t in again.index.batches() if again.closures.why_not(t) is None} >= held | {Batch(last + 1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_what_a_daemon_lets_go_of_while_files_come_is_not_what_comes(tmp_path: Path, kind: str, batches: int) -> None:
+    """It looks just after each file got its name, and before the next did, as another process does."""
+    data = tmp_path / "data"
+
+    class Watched(Env):
+        def link(self, source: Path, target: Path) -> None:
+            super().link(source, target)
+            for path in garbage_of(data, Env()):
+                self.unlink(data / path)
+
+    (data / "tmp").mkdir(parents=True)
+    set_kept_batches(Keep(data, "q", Env()), batches)
+    query, keep = FakeQuery(tmp_path / "ck", kind, snapshot_every=2), Keep(data, "q", Watched())
+    for t in range(7):
+        query.run()
+        follow(query, keep)
+        there = Keep(data, "q", Env())
+        for kept in range(max(0, t + 1 - batches), t + 1):
+            assert there.closures.why_not(Batch(kept)) is None
+    assert 0 not in there.index.batches()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_peer_lets_go_of_while_it_catches_up_is_not_what_it_needs(tmp_path: Path, kind: str) -> None:
+    """It gets what all batches wrote, in any order."""
+    for seed in range(4):
+        query, data = FakeQuery(tmp_path / f"ck{seed}", kind, snapshot_every=2), tmp_path / f"d{seed}"
+        (data / "tmp").mkdir(parents=True)
+        set_kept_batches(Keep(data, "q", Env()), 3)
+        query.run(7)
+        paths = sorted(files_below(query.root, Env()))
+        random.Random(seed).shuffle(paths)
+        for path in paths:
+            target = data / "checkpoints/q" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.hardlink_to(query.root / path)
+            for gone in garbage_of(data, Env()):
+                (data / gone).unlink()
+        there = Keep(data, "q", Env())
+        assert [there.closures.why_not(t) for t in there.index.batches()[-3:]] == [None] * 3
+        assert there.index.batches()[-1] == 6
 
 
 @pytest.mark.parametrize("damage", [None, "bit", "size", "text", "algorithm"])
