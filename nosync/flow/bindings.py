@@ -27,7 +27,7 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
-from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS
+from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS, UPDATE
 from nosync.flow.meanings import Meanings
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
 from nosync.flow.stage import Stage
@@ -94,6 +94,8 @@ class Bindings:
         )
         if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
+        if stage.kind == UPDATE and stage.name in self._bootstrap_at:
+            described += " anew"  # a version before let it begin without a state, on a branch with the same code
         if forgets:
             described += " forgets"
         if origins:

@@ -204,7 +204,7 @@ class Job(JobViews):
         """Says what `upgrade(flow)` will do, without doing it. None: there is no epoch yet."""
         from nosync.spark.pickling import frozen  # noqa: PLC0415 - the store works without pyspark
 
-        return self._upgrade_to(frozen(flow, self._spark), keep_as).plan
+        return self._upgrade_to(frozen(flow, self._spark), keep_as, self._versions.declared).plan
 
     def upgrade(self, flow: Dataflow, *, keep_as: str | None = None) -> UpgradePlan | None:
         """Lets the next epoch, and those after it, run other code: a fix, another column, more stages, fewer.
@@ -220,20 +220,20 @@ class Job(JobViews):
 
         code = frozen(flow, self._spark)
         with self._turn:
-            plan = self._upgrade(code, keep_as)
+            plan = self._upgrade(code, keep_as, self._versions.declared)
             self._open_timeline(code)
         return plan
 
-    def _upgrade(self, code: Dataflow, keep_as: str | None) -> UpgradePlan | None:
-        upgrade = self._upgrade_to(code, keep_as)
+    def _upgrade(self, code: Dataflow, keep_as: str | None, before: Dataflow | None = None) -> UpgradePlan | None:
+        upgrade = self._upgrade_to(code, keep_as, before)
         if upgrade.plan is not None and upgrade.plan.is_needed:
             upgrade.run()
         return upgrade.plan
 
-    def _upgrade_to(self, code: Dataflow, keep_as: str | None) -> Upgrade:
+    def _upgrade_to(self, code: Dataflow, keep_as: str | None, before: Dataflow | None) -> Upgrade:
         from nosync.spark import schemas  # noqa: PLC0415
 
-        return Upgrade(code, self._store, self._position, schemas.parse_ddl, self._analyze, keep_as)
+        return Upgrade(code, self._store, self._position, schemas.parse_ddl, self._analyze, keep_as, before)
 
     def branch(
         self,

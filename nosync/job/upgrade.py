@@ -14,14 +14,16 @@ import pyarrow as pa
 
 from nosync.flow.binder import Analyze
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import declared_of
+from nosync.flow.bound_stage import TIMED_UPDATE, declared_of
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.kinds import UPDATE
 from nosync.job.branch_checks import changed_stages, difference, recorded_schema
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import TraceId
 from nosync.lsm.platform.notebook import facts_html
 from nosync.lsm.store.store import Store
@@ -78,7 +80,7 @@ class UpgradePlan:
 
 
 class Upgrade:
-    """The upgrade of a store's main line to a flow, of which only the new code is there."""
+    """The upgrade of a store's main line to a flow."""
 
     def __init__(
         self,
@@ -88,13 +90,17 @@ class Upgrade:
         parse_ddl: Callable[[str], pa.Schema],
         analyze: Analyze,
         keep_as: str | None = None,
+        before: Dataflow | None = None,
     ) -> None:
-        """Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
+        """`before`: the code before, where that is there.
+
+        Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
         if position.branch != MAIN:
             raise FlowError(
                 f"an upgrade is for {MAIN!r}; branch {position.branch!r} has other code by branch(replace=, add=, drop=)"
             )
-        self._declared, self._store, self._position = declared, store, position
+        self._declared, self._before = declared, before
+        self._store, self._position = store, position
         self._versions = FlowVersions(declared, store.node, position, parse_ddl, analyze, check=False)
         self._changed: list[str] = []
         self._anew: list[str] = []
@@ -112,6 +118,7 @@ class Upgrade:
         bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns})
         pinned = self._versions.as_recorded(self._declared, manifest, {stage.name for stage in bound.recorded})
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
+        own |= self._changed_before_updates(pinned, recorded, manifest)
         found = difference(bound, self._declared, traces, self._store.directory, own, _known(bound, recorded))
         changed, anew = found.changed, found.anew
         more = {source: names for source, names in columns.items() if names}
@@ -130,6 +137,23 @@ class Upgrade:
             _declared_names(found.gone),
             more,
         )
+
+    def _changed_before_updates(self, pinned: BoundFlow, recorded: Mapping[str, str], manifest: Manifest) -> set[str]:
+        """Returns the declared stages before changed updates that are not recorded and have other code, or may have.
+
+        An update goes on from its state when its own function is another one, but not when what comes before it takes
+        other rows. Its fingerprint does not say which of the two it is. The code before does. Where that is not there,
+        an update that shares a stage with one whose fingerprint is the same is known to have the same code before it.
+        """
+        if self._before is not None and manifest.timeline == self._store.node.timelines.timeline(MAIN).id:
+            before = self._versions.as_recorded(self._before, manifest, set(recorded)).stages
+            same = {name for name, stage in before.items() if stage.fingerprint == _fingerprint(pinned, name)}
+        else:
+            kept = [name for name, fingerprint in recorded.items() if _fingerprint(pinned, name) == fingerprint]
+            same = {up for name in kept for up in _unrecorded_before(pinned, name)}
+        changed = [pinned.stages[name] for name in changed_stages(pinned, recorded) if name in recorded]
+        updates = [stage.name for stage in changed if stage.kind in (UPDATE, TIMED_UPDATE)]
+        return {declared_of(up) for name in updates for up in _unrecorded_before(pinned, name) if up not in same}
 
     def _new_columns(self, traces: Mapping[str, TraceId]) -> dict[str, tuple[str, ...]]:
         """Returns, for each source, the columns that it has more than it had. Raises SchemaError for those that went, or
@@ -177,6 +201,16 @@ class Upgrade:
             if _MEANWHILE in node.timelines.refs.names:
                 node.delete_branch(_MEANWHILE)
             raise
+
+
+def _fingerprint(flow: BoundFlow, name: str) -> str | None:
+    return flow.stages[name].fingerprint if name in flow.stages else None
+
+
+def _unrecorded_before(flow: BoundFlow, name: str) -> set[str]:
+    """Returns the stages that are computed from recorded ones to be the input of a stage, and are not recorded."""
+    inputs = [up for up in flow.stages[name].inputs if not flow.stages[up].recorded]
+    return {*inputs, *(further for up in inputs for further in _unrecorded_before(flow, up))}
 
 
 def _known(bound: BoundFlow, recorded: Mapping[str, str]) -> set[str]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
+from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 from tests.helpers.oracles import weights
 
@@ -526,6 +527,27 @@ def test_updates_and_windows_begin_anew_from_all_rows_that_are_there(
         for name in ("newest", "by_total"):
             assert state(branch, name, t) == state(always, name, t)
             assert state(branch, name, t) != state(job, name, t)
+
+
+def test_a_branch_whose_new_update_began_without_a_state_goes_on_so(spark: SparkSession, open_store: OpenStore) -> None:
+    """Versions before let no update begin anew: the log of branches lists none."""
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    for t in range(4):
+        job.advance(t, rows(spark, t))
+    assert isinstance(store.node, Node)
+    store.node.create_branch("old", "main", 1, ["newest"], [])
+
+    def add(flow: nosync.Dataflow) -> object:
+        return flow["sums"].update("newest", key=["word"], state="newest bigint", fn=newest_total)
+
+    old, new = (job.branch(name, at=1, add=add) for name in ("old", "new"))
+    old.replay()
+    new.replay()
+    before = {word for word, *_ in state(job, "sums", 1)}
+    changed = {row["word"] for row in store.changes("sums", 1, 3).to_pylist()}
+    assert {word for word, _ in state(new, "newest", 3)} >= before
+    assert {word for word, _ in state(old, "newest", 3)} == changed
 
 
 def test_rows_that_are_taken_back_and_never_came(spark: SparkSession, open_store: OpenStore) -> None:

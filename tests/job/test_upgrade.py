@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,58 @@ def test_only_the_new_code_is_needed_and_what_follows_changes_begins_anew(
     give(upgraded, 1, [("d", 1)])
     assert state(upgraded, "larges") == {(2,)}
     assert state(upgraded, "larges", 0) == {(1,)}
+
+
+def kept_as(factor: int) -> Callable[[pa.Table, pa.Table], pa.Table]:
+    def newest_totals(changes: pa.Table, state: pa.Table) -> pa.Table:
+        came = changes.filter(pc.is_in(changes["_change_type"], pa.array(["insert", "update_postimage"])))
+        return pa.table({"k": came["k"], "newest": pc.multiply(came["total"], factor)})
+
+    return newest_totals
+
+
+def with_update(level: int, factor: int = 1, *, counted: bool = True) -> nosync.Dataflow:
+    """`newest` keeps what a key had when `large` had it last; it does nothing when the key goes."""
+    flow = flow_of(level=level)
+    flow["large"].update("newest", key=["k"], state="newest bigint", fn=kept_as(factor))
+    return flow if counted else flow.changed(drop=["larges"])
+
+
+def test_an_update_behind_another_filter_begins_anew_and_goes_on_through_restarts(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    store = open_store()
+    job = nosync.Job(with_update(10), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 4), ("b", 6), ("c", 1)])
+    assert state(job, "newest") == {("b", 12)}
+    upgraded = nosync.Job(with_update(8), store, spark=spark, shards=SHARDS, upgrade=True)
+    give(upgraded, 1, [("d", 1)])
+    assert state(upgraded, "newest") == {("a", 8), ("b", 12)}
+    again = nosync.Job(with_update(8), store, spark=spark, shards=SHARDS)
+    give(again, 2, [("b", 1)])
+    assert state(again, "newest") == {("a", 8), ("b", 14)}
+    plan = again.upgrade(with_update(8, factor=10))
+    assert plan is not None
+    assert (plan.goes_on, plan.begins_anew) == (("newest",), ()), "the code before is there"
+    give(again, 3, [("b", 1)])
+    assert state(again, "newest") == {("a", 8), ("b", 160)}
+
+
+def test_an_update_goes_on_where_it_is_known_that_only_its_function_is_another(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    store = open_store()
+    job = nosync.Job(with_update(10), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("b", 6)])
+    by_what_is_beside = nosync.Job(with_update(10, factor=10), store, spark=spark, shards=SHARDS, upgrade=True)
+    give(by_what_is_beside, 1, [("c", 7)])
+    assert state(by_what_is_beside, "newest") == {("b", 12), ("c", 140)}
+    alone = by_what_is_beside.upgrade(with_update(10, factor=10, counted=False))
+    assert alone is not None
+    give(by_what_is_beside, 2, [("d", 1)])
+    unknown = nosync.Job(with_update(10, factor=100, counted=False), store, spark=spark, shards=SHARDS, upgrade=True)
+    give(unknown, 3, [("d", 1)])
+    assert state(unknown, "newest") == {("b", 1200), ("c", 1400)}, "the filter may be another one: it begins anew"
 
 
 def test_a_source_gets_more_columns_and_stages_come_and_go(spark: SparkSession, open_store: OpenStore) -> None:

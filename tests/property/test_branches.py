@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -186,6 +187,33 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
         mine = [row for row in again.read(asked.name, last).to_pylist() if row["k"] == k]
         if asked.keyed or not asked.changing:
             assert sorted(map(repr, mine)) == sorted(map(repr, found.value.to_pylist()))
+
+
+def _newest(changes: pa.Table, state: pa.Table) -> pa.Table:
+    came = changes.filter(pc.is_in(changes["_change_type"], pa.array(["insert", "update_postimage"])))
+    return came.select(["k", "v"])
+
+
+def test_a_time_to_live_counts_from_the_epoch_in_which_an_update_began_anew() -> None:
+    def flow(least: int) -> nosync.Dataflow:
+        made = nosync.Dataflow("f")
+        sums = made.source("rows", pipelines.COLUMNS).aggregate("sums", key=["k"], v=nosync.sum("v"))
+        kept = sums.filter("kept", lambda rows: pc.greater(rows["v"], least))
+        kept.update("newest", key=["k"], state="v bigint", fn=_newest, ttl=2)
+        return made
+
+    epochs = [[(1, 0, 10), (2, 0, 5)], [(3, 0, 7)], [(9, 0, 1)], [(9, 0, 1)], [(9, 0, 1)], [(9, 0, 1)]]
+    with a_store() as store:
+        main = StoreRunner(flow(8), store, 1)
+        for t, rows in enumerate(epochs):
+            main.advance(t, table(rows))
+        branch = main.make_branch("b", 1, flow(4), ["kept"])
+        for t in range(2, len(epochs)):
+            branch.replay(t)
+        found = [{r["k"]: r["v"] for r in store.read("newest", t, branch="b").to_pylist()} for t in range(1, 6)]
+        assert found[0] == {1: 10}, "at the fork, as on main"
+        assert found[1] == found[2] == {1: 10, 2: 5, 3: 7}, "all that are there, two of them for longer than they live"
+        assert found[3] == found[4] == {}
 
 
 # A deletion that a later stage must see, two paths that meet again, and an update that joins itself.
