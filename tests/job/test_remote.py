@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +71,11 @@ def test_inputs_wait_for_the_object_store(spark: SparkSession, tmp_path: Path) -
     flow = nosync.Dataflow("words", persist=nosync.remote())
     source = flow.source("rows", "word string, n bigint", at_safe_point="drop")
     source.aggregate("sums", key=["word"], n=nosync.count())
-    is_away = True
+    is_away, asked = True, 0
 
     def fault(call: str, name: str) -> Fault:
+        nonlocal asked
+        asked += 1
         return "before" if is_away else ""
 
     with (
@@ -91,7 +92,8 @@ def test_inputs_wait_for_the_object_store(spark: SparkSession, tmp_path: Path) -
             job.advance(t, rows(spark, t))
         store.sync()
         assert job.safe_point() == 2
-        time.sleep(1.0)
+        before = asked
+        eventually("the bucket was asked again, and is away", lambda: asked > before)
         kept = [layer for layer in store.layers() if layer.stage == "rows" and layer.rows]
         assert kept, "the bucket is away"
         is_away = False

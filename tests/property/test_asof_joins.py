@@ -15,12 +15,12 @@ import nosync
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.testing import FlowTester
 from tests.helpers.depth import examples
+from tests.helpers.two_sides import Row, TwoSides
 from tests.property.test_event_time import DELAY, SIDE, side
 from tests.property.test_stateful_operators import SEED, running
 
 OF_A_TIME = SIDE.map(lambda rows: list(dict.fromkeys(rows)))  # of equal rows of one epoch nobody says which came last
 EPOCHS = st.lists(st.tuples(st.integers(1, 3), SIDE, OF_A_TIME), min_size=1, max_size=8)
-Row = tuple[Any, int, int]
 
 
 def asof_flow(how: str, within: int | None, delays: tuple[int, int]) -> nosync.Dataflow:
@@ -57,19 +57,13 @@ def test_each_row_with_the_newest_that_is_not_younger(
     epochs: list[Any], seed: int, how: str, within: int | None, delays: tuple[int, int]
 ) -> None:
     with running(asof_flow(how, within, delays), seed) as runner:
-        lefts, rights = list[Row](), list[Row]()
-        late = [0, 0]
-        newest: list[int | None] = [None, None]
-        late_by: int | None = None
-        watermark: int | None = None
+        sides = TwoSides(delays)
+        lefts, rights = sides.in_time
         for t, (shards, ls, rs) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, {"l": side(ls, "at", "x", 100 * t), "r": side(rs, "seen", "y", 100 * t)})
-            for i, (rows, of_side) in enumerate(((ls, lefts), (rs, rights))):
-                numbered = [(k, minute, 100 * t + n) for n, (k, minute) in enumerate(rows)]
-                in_time = [r for r in numbered if r[1] is not None and (late_by is None or r[1] > late_by)]
-                late[i] += len(numbered) - len(in_time)
-                of_side.extend(in_time)  # type: ignore[arg-type]
+            sides.take(t, (ls, rs))
+            watermark = sides.watermark
             due = [r for r in lefts if watermark is not None and r[1] < watermark]
             results = Counter((r[0], r[2], best(r, rights, within)) for r in due)
             if how == "inner":
@@ -79,18 +73,10 @@ def test_each_row_with_the_newest_that_is_not_younger(
             assert {r["k"]: r["n"] for r in runner.read("counted", t).to_pylist()} == Counter(
                 r[0] for r in results.elements()
             )
-            assert [runner.read(f"joined__late_{name}", t).num_rows for name in ("left", "right")] == late
+            assert [runner.read(f"joined__late_{name}", t).num_rows for name in ("left", "right")] == sides.late
             waiting = {r[2] for r in lefts if (r[0] is not None or how == "left") and r not in due}
             assert set(runner.read("joined__kept_left", t).column("x").to_pylist()) == waiting
             assert set(runner.read("joined__kept_right", t).column("y").to_pylist()) == versions(rights, watermark)
-            for i, rows in enumerate((ls, rs)):
-                times = [m for _, m in rows if m is not None]
-                newest[i] = max([*times, *([] if newest[i] is None else [newest[i]])], default=None)  # type: ignore[list-item]
-            of_inputs = [None if n is None else n - d for n, d in zip(newest, delays, strict=True)]
-            late_by = watermark
-            if None not in of_inputs:
-                slowest = min(n for n in of_inputs if n is not None)
-                watermark = slowest if watermark is None else max(slowest, watermark)
 
 
 def versions(rights: list[Row], watermark: int | None) -> set[int]:

@@ -19,6 +19,7 @@ from nosync.flow.binder import bind
 from nosync.lsm.errors import FlowError, SchemaError
 from tests.helpers.depth import examples
 from tests.helpers.runner import Runner, parse_ddl
+from tests.helpers.two_sides import Row, TwoSides
 from tests.property.test_stateful_operators import (
     EVENT_EPOCHS,
     MINUTE,
@@ -192,7 +193,7 @@ def interval_flow(how: str, bounds: tuple[int, int], delays: tuple[int, int]) ->
     return flow
 
 
-def matched(left: tuple[Any, int, int], right: tuple[Any, int, int], bounds: tuple[int, int]) -> bool:
+def matched(left: Row, right: Row, bounds: tuple[int, int]) -> bool:
     return left[0] is not None and left[0] == right[0] and bounds[0] <= right[1] - left[1] <= bounds[1]
 
 
@@ -207,23 +208,16 @@ def test_interval_joins(
 ) -> None:
     """Pairs come at once, rows without a match when none can come any more, and the state is bounded."""
     with running(interval_flow(how, bounds, delays), seed) as runner:
-        lefts, rights = list[tuple[Any, int, int]](), list[tuple[Any, int, int]]()
-        results: Counter[Any] = Counter()
+        sides = TwoSides(delays)
+        lefts, rights = sides.in_time
         done: set[Any] = set()
-        late = [0, 0]
-        newest: list[int | None] = [None, None]
-        late_by: int | None = None
-        watermark: int | None = None
         for t, (shards, ls, rs) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, {"l": side(ls, "at", "x", 100 * t), "r": side(rs, "seen", "y", 100 * t)})
-            for i, (rows, of_side) in enumerate(((ls, lefts), (rs, rights))):
-                numbered = [(k, minute, 100 * t + n) for n, (k, minute) in enumerate(rows)]
-                in_time = [r for r in numbered if r[1] is not None and (late_by is None or r[1] > late_by)]
-                late[i] += len(numbered) - len(in_time)
-                of_side.extend(in_time)
+            sides.take(t, (ls, rs))
+            watermark = sides.watermark
             pairs = {(a, b) for a in lefts for b in rights if matched(a, b, bounds)}
-            results = Counter()
+            results: Counter[Any] = Counter()
             if how not in ("left_semi", "left_anti"):
                 results = Counter((a[0], a[2], b[2]) for a, b in pairs)
             if how == "left_semi":
@@ -243,18 +237,8 @@ def test_interval_joins(
             assert {r["k"]: r["n"] for r in runner.read("counted", t).to_pylist()} == Counter(
                 r[0] for r in results.elements()
             )
-            assert [runner.read(f"joined__late_{name}", t).num_rows for name in ("left", "right")] == late
+            assert [runner.read(f"joined__late_{name}", t).num_rows for name in ("left", "right")] == sides.late
             _check_state(runner, t, (lefts, rights), bounds, watermark, how)
-            for i, rows in enumerate((ls, rs)):
-                newest[i] = (
-                    max([m for _, m in rows if m is not None], default=newest[i])
-                    if newest[i] is None
-                    else max([newest[i], *(m for _, m in rows if m is not None)])
-                )
-            of_inputs = [None if n is None else n - d for n, d in zip(newest, delays, strict=True)]
-            late_by = watermark
-            if None not in of_inputs:
-                watermark = max(min(of_inputs), watermark if watermark is not None else -(10**6))
 
 
 def _check_state(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.log import read_log
 from nosync.replication.remote.names import position_of
 from nosync.replication.remote.reach import remotely_safe
+from nosync.testing.daemon_cluster import eventually
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
 from tests.conftest import OpenStore
 from tests.helpers.remotes import NAMES, QUIET, Copies, epochs
@@ -397,21 +397,17 @@ def test_manifests_that_no_branch_needs_are_dropped(open_store: OpenStore) -> No
 # --- the thread, and what is shown ---------------------------------------------------------------------------------------
 
 
-def wait_until(is_so: object, patience_s: float = 20.0) -> None:
-    end_s = time.monotonic() + patience_s
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < end_s, "it took too long"
-        time.sleep(0.02)
-
-
 def test_an_embedded_store_copies_in_the_background(tmp_path: Path, s3: str) -> None:
     url = f"{s3}/{tmp_path.name}"
     with nosync.open(tmp_path / "store", remote=nosync.RemoteSettings(url, flush_s=0.1)) as store:
         epochs(store, range(3))
-        wait_until(lambda: store.status().remotes[0].safe_point == 2)
+        eventually("all is remotely safe", lambda: store.status().remotes[0].safe_point == 2)
         (status,) = store.status().remotes
         assert (status.url, status.lag_epochs, status.problem) == (url, 0, "")
-        wait_until(lambda: [one.safe_point for one in read_remote_status(tmp_path / "store", Env())] == [2])
+        eventually(
+            "others read that, too",
+            lambda: [one.safe_point for one in read_remote_status(tmp_path / "store", Env())] == [2],
+        )
         with nosync.open(tmp_path / "store", read_only=True) as reader:
             assert reader.status().remotes[0].safe_point == 2
         epochs(store, range(3, 5))
