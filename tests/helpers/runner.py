@@ -15,6 +15,7 @@ from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow, Loop
 from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.ddl import columns_of
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.flow.meanings import Meanings
 from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
@@ -37,25 +38,13 @@ from nosync.runtime.segment_task import (
 from nosync.runtime.shard_run import run_shard
 
 SHARDS = 2
-_TYPES = {
-    "string": pa.string(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "decimal(10,2)": pa.decimal128(10, 2),
-    "decimal(38,0)": pa.decimal128(38, 0),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "float": pa.float32(),
-    "interval": pa.duration("us"),
-    "array<double>": pa.list_(pa.float64()),
-    "struct<x:double,w:array<string>>": pa.struct([("x", pa.float64()), ("w", pa.list_(pa.string()))]),
-}
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """The part of Spark's DDL that these tests use."""
-    return pa.schema([(name, _TYPES[type_]) for name, type_ in (column.split() for column in text.split(", "))])
+    """Returns the columns of a text as Spark does. `interval` is a duration: Spark's own kind cannot be recorded."""
+    columns = columns_of(text, "a test's schema")
+    types = {name: pa.duration("us") if type_ is None else type_ for name, type_ in columns.items()}
+    return pa.schema(list(types.items()))
 
 
 def meanings_before(flow: Dataflow) -> Meanings:

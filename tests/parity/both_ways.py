@@ -8,7 +8,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,14 @@ import pyarrow.parquet as pq
 import nosync
 from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from tests.helpers.runner import StoreRunner
+from tests.parity.rows import batches_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Batch = Mapping[str, pa.Table]
+Streams = Mapping[str, "DataFrame"]
+EVENTS = "at timestamp, k string, x bigint"
 Rows = Counter[tuple[Any, ...]]
 APPEND, UPDATE, COMPLETE = "append", "update", "complete"
 EPOCHS_AFTER = 3
@@ -48,10 +51,27 @@ class Case:
     """In mode update: the columns of which the newest row counts."""
     until: datetime.datetime | None = None
     """Rows that have a time at or after this one in the first column are left out."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark that the query needs."""
 
     def counted(self, rows: Rows) -> Rows:
         """Returns the rows that are compared."""
         return rows if self.until is None else Counter({row: n for row, n in rows.items() if row[0] < self.until})
+
+
+def one(*columns: str, **how: Any) -> Callable[[np.random.Generator], list[Batch]]:
+    return lambda random: [{"events": batch} for batch in batches_of(random, *columns, **how)]
+
+
+def flow_of(build: Callable[[nosync.Stage], object], columns: str = EVENTS) -> Callable[[], nosync.Dataflow]:
+    """Returns what makes a flow with one source, `events`."""
+
+    def make() -> nosync.Dataflow:
+        flow = nosync.Dataflow("parity")
+        build(flow.source("events", columns))
+        return flow
+
+    return make
 
 
 # --- by Spark ---------------------------------------------------------------------------------------------------------
@@ -120,10 +140,11 @@ def by_nosync(case: Case, batches: Sequence[Batch], root: Path, seed: int, *, lo
         if lose:
             _lose_and_recover(case, store, epochs, shards, seed)
         feed = store.changes("out", -1, len(epochs) - 1).to_pylist()
-    return case.counted(_at_sink(case, feed))
+    return case.counted(at_sink(case, feed))
 
 
-def _at_sink(case: Case, feed: Sequence[Mapping[str, Any]]) -> Rows:
+def at_sink(case: Case, feed: Sequence[Mapping[str, Any]]) -> Rows:
+    """Returns what a sink has after changes of a stage."""
     if case.mode == APPEND:
         kinds = {row["_change_type"] for row in feed}
         assert kinds <= {INSERT}, f"what was given once is taken back: {kinds}"

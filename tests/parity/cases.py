@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 import nosync
-from tests.parity.both_ways import APPEND, COMPLETE, UPDATE, Batch, Case
+from tests.parity.both_ways import APPEND, COMPLETE, EVENTS, UPDATE, Batch, Case, Streams, flow_of, one
 from tests.parity.rows import batches_of
+from tests.parity.stateful_cases import STATEFUL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Streams = Mapping[str, "DataFrame"]
-EVENTS = "at timestamp, k string, x bigint"
 WINDOW = ["k", "start", "end", "n", "total"]
 HOWS = {"inner": "inner", "left": "leftOuter", "right": "rightOuter", "full": "fullOuter", "left_semi": "leftSemi"}
-
-
-def one(*columns: str, **how: Any) -> Callable[[np.random.Generator], list[Batch]]:
-    return lambda random: [{"events": batch} for batch in batches_of(random, *columns, **how)]
 
 
 FLUSHED = datetime.datetime(2030, 1, 1)
@@ -39,17 +34,6 @@ def flushed(random: np.random.Generator) -> list[Batch]:
         at = pa.array([FLUSHED + i * datetime.timedelta(days=1)], pa.timestamp("us", "UTC"))
         batches.append(pa.table({"at": at, "k": pa.array(["a"]), "x": pa.array([100 + i], pa.int64())}))
     return [{"events": batch} for batch in batches]
-
-
-def flow_of(build: Callable[[nosync.Stage], object], columns: str = EVENTS) -> Callable[[], nosync.Dataflow]:
-    """Returns what makes a flow with one source, `events`."""
-
-    def make() -> nosync.Dataflow:
-        flow = nosync.Dataflow("parity")
-        build(flow.source("events", columns))
-        return flow
-
-    return make
 
 
 # --- aggregates -------------------------------------------------------------------------------------------------------
@@ -241,34 +225,6 @@ def _dedupe_then_window(streams: Streams) -> DataFrame:
     return counted.select("window.start", "window.end", "n")
 
 
-# --- state of one's own -----------------------------------------------------------------------------------------------
-
-
-def _counted_by_hand(streams: Streams) -> DataFrame:
-    import pandas as pd
-    from pyspark.sql.streaming.state import GroupStateTimeout
-
-    def count(key: Any, tables: Any, state: Any) -> Any:
-        n, total = state.get if state.exists else (0, 0)
-        for table in tables:
-            n, total = n + len(table), total + int(table["x"].fillna(0).sum())
-        state.update((n, total))
-        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total]})
-
-    return (
-        streams["events"]
-        .groupBy("k")
-        .applyInPandasWithState(
-            count, "k string, n bigint, total bigint", "n bigint, total bigint", "update", GroupStateTimeout.NoTimeout
-        )
-    )
-
-
-def _counted(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
-    before = state or {"n": 0, "total": 0}
-    return {"n": before["n"] + len(changes), "total": before["total"] + sum(row["x"] or 0 for row in changes)}
-
-
 CASES = [
     *(
         Case(f"aggregate-{mode}", mode, _aggregate, flow_of(_aggregate_flow, f"{EVENTS}, d decimal(10,2), y double"),
@@ -308,7 +264,5 @@ CASES = [
          flow_of(lambda s: _renamed(s.dedupe("d", key=["k", "x"], time="at", watermark="5 minutes").window(
              "w", time="at", size="10 minutes", watermark="5 minutes", emit="final", n=nosync.count()))),
          ["start", "end", "n"], flushed, until=FLUSHED),
-    Case("state-update", UPDATE, _counted_by_hand,
-         flow_of(lambda s: s.update_per_key("out", key=["k"], state="n bigint, total bigint", fn=_counted)),
-         ["k", "n", "total"], one("k", "x"), ["k"]),
+    *STATEFUL,
 ]  # fmt: skip

@@ -6,7 +6,9 @@ what differs.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,22 @@ assert {case.name for case in CASES} >= IN_SHORT
 SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.sql.session.timeZone": "UTC"}
 
 
+@contextlib.contextmanager
+def settings_of(spark: SparkSession, case: Case) -> Iterator[None]:
+    """Has the settings of Spark that a query needs, as long as it runs."""
+    settings, before = {**SETTINGS, **case.settings}, spark.conf.getAll
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name in settings:
+            if name in before:
+                spark.conf.set(name, before[name])
+            else:
+                spark.conf.unset(name)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "case",
@@ -43,14 +61,8 @@ def test_the_rows_at_the_sink_are_those_of_spark(spark: SparkSession, tmp_path: 
     """With other shards at each epoch and a restart between them; and again after all layers were lost."""
     seed = FIRST_SEED + number
     batches = case.batches(np.random.default_rng(seed))
-    before = {name: spark.conf.get(name) for name in SETTINGS}
-    try:
-        for name, value in SETTINGS.items():
-            spark.conf.set(name, value)
+    with settings_of(spark, case):
         expected = by_spark(spark, case, batches, tmp_path / "spark")
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
     found = by_nosync(case, batches, tmp_path / "nosync", seed, lose=True)
     assert found == expected, (
         f"NOSYNC_PARITY_SEED={seed}: {case.name}: only here {found - expected}, only in Spark {expected - found}"

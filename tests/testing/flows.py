@@ -37,6 +37,14 @@ def newest_place(changes: pa.Table, state: pa.Table) -> pa.Table:
     return pa.table({"word": pa.array(found, pa.string()), "place": pa.array(found.values(), pa.string())})
 
 
+def collected(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
+    words, times = (list(state["words"]), dict(state["times"])) if state else ([], {})
+    for row in changes:
+        words.append(row["word"])
+        times[row["word"] or ""] = times.get(row["word"] or "", 0) + 1
+    return {"words": sorted(words, key=str), "times": sorted(times.items())}
+
+
 def seen(key: tuple[Any, ...], changes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
     return {"times": (state["times"] if state else 0) + len(changes)}
 
@@ -67,6 +75,9 @@ def stateless_and_keyed() -> nosync.Dataflow:
     often = places.update_per_key("seen", key=["place"], state="times bigint", fn=seen, ttl=1)
     often.where("seen_often", "times > 0").aggregate("places_seen", key=[], n=nosync.count())
     places.update_per_key("seen_lately", key=["place"], state="times bigint", fn=seen, ttl=1, expiry="retract")
+    places.update_per_key(
+        "words_at", key=["place"], state="words array<string>, times map<string, bigint>", fn=collected
+    )
     for how in ("inner", "left", "full"):
         totals.join(f"joined_{how}", where, on=["word"], how=how)
     words.dedupe("distinct", key=["word", "n"])
