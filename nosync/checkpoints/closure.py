@@ -72,7 +72,10 @@ class Closures:
 
         Raises IncompleteBatchError naming the first file that is missing, and CorruptionError for a damaged one.
         """
-        return Closure(t, frozenset(_Search(self, t).paths()))
+        try:
+            return Closure(t, frozenset(_Search(self, t).paths()))
+        except FileNotFoundError as error:  # whoever removes what nobody needs is another process
+            raise IncompleteBatchError(t, str(error.filename), "was removed just now") from None
 
     def find(self, t: Batch) -> Closure | str:
         """Returns the closure of a batch, or why it cannot be gone on from."""

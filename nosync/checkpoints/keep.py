@@ -60,8 +60,10 @@ class Keep:
     def _load(self) -> None:
         with storage_errors("list", self.root):
             self.env.list_dir(self.root)  # which refuses a link: it would lead out of the data directory
-        paths = files_below(self.root, self.env)
-        self.index = FileIndex({path: self.env.size_bytes(self.root / path) for path in paths})
+        sizes = {path: self._size_bytes(self.root / path) for path in files_below(self.root, self.env)}
+        self.index = FileIndex(
+            {path: size for path, size in sizes.items() if size is not None}
+        )  # None: a daemon removed it
         self.closures = Closures(self.index, self.read, self.head)
 
     def read(self, path: str) -> bytes:

@@ -348,6 +348,25 @@ def test_what_a_peer_lets_go_of_while_it_catches_up_is_not_what_it_needs(tmp_pat
         assert there.index.batches()[-1] == 6
 
 
+def test_what_goes_while_a_keep_is_looked_at_is_not_there(tmp_path: Path) -> None:
+    class Losing(Env):
+        def size_bytes(self, path: Path) -> int:
+            if path.name == "2.changelog":
+                path.unlink(missing_ok=True)
+            return super().size_bytes(path)
+
+    query, keep = FakeQuery(tmp_path / "ck", "changelog"), Keep(tmp_path / "data", "q", Env())
+    query.run(5)
+    follow(query, keep)
+    seen = Keep(tmp_path / "data", "q", Losing())
+    assert not [path for path in seen.index.paths() if path.endswith("2.changelog")]
+    assert {seen.closures.why_not(Batch(t)) for t in (3, 4)} == {None}, "they go on from a snapshot that is newer"
+    before = Keep(tmp_path / "data", "q", Env())
+    (before.root / "commits" / "4").unlink()
+    assert str(before.closures.why_not(Batch(4))).endswith("commits/4 was removed just now")
+    assert before.safe() == 3
+
+
 @pytest.mark.parametrize("damage", [None, "bit", "size", "text", "algorithm"])
 def test_a_file_is_checked_beside_what_spark_wrote(tmp_path: Path, damage: str | None) -> None:
     query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
