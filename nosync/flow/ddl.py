@@ -192,7 +192,7 @@ class _Parser:
     def _nested(self, word: str, of: str) -> pa.DataType | None:
         self._expect("<", word)
         makers: dict[str, Callable[[], pa.DataType | None]] = {
-            "array": lambda: _whole(pa.list_, [self.type(f"an element of {of}")]),
+            "array": lambda: _whole(_array, [self.type(f"an element of {of}")]),
             "map": lambda: self._map(of),
             "struct": self._struct,
         }
@@ -218,3 +218,8 @@ class _Parser:
 def _whole(make: Callable[..., pa.DataType], parts: list[pa.DataType | None]) -> pa.DataType | None:
     """Returns a type that is made of others. None: one of them is not known."""
     return None if any(part is None for part in parts) else make(*parts)
+
+
+def _array(element: pa.DataType) -> pa.DataType:
+    """Returns the type of an array. Its field has the name that Spark gives it, which is a part of what is recorded."""
+    return pa.list_(pa.field("element", element))
