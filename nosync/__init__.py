@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from nosync.flow.persistence import remote, replicated
     from nosync.flow.stage import Stage
     from nosync.job.backfill import BackfillReport
+    from nosync.job.delta_sink import DeltaSink
     from nosync.job.explain import Explanation
     from nosync.job.job import Job
     from nosync.job.replay import ReplayPlan, ReplayReport
     from nosync.job.reports import EpochReport, RecoveryReport
     from nosync.job.sinks import CallbackSink, ParquetSink
+    from nosync.job.sql_sink import SqlSink
     from nosync.job.upgrade import UpgradePlan
     from nosync.kernels.aggregates import (
         collect,
@@ -102,7 +104,9 @@ _HOMES = {
     "nosync.job.replay": "ReplayPlan ReplayReport",
     "nosync.job.upgrade": "UpgradePlan",
     "nosync.job.reports": "EpochReport RecoveryReport",
+    "nosync.job.delta_sink": "DeltaSink",
     "nosync.job.sinks": "CallbackSink ParquetSink",
+    "nosync.job.sql_sink": "SqlSink",
     "nosync.spark.session": "configure_spark",
 }
 """By module, what it has of the names below. Each is imported when somebody asks for it: the processes that merge, daemons and
@@ -214,6 +218,8 @@ __all__ = [
     "BackfillReport",
     "RecoveryReport",
     "ParquetSink",
+    "DeltaSink",
+    "SqlSink",
     "CallbackSink",
     "count",
     "count_distinct",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nosync.flow.dataflow import Dataflow
 from nosync.job.position import Position
-from nosync.job.sinks import GAP, PRECISE, Sink, last_given
+from nosync.job.sinks import GAP, PRECISE, Sink, is_begun, last_given
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.or_set import Element
@@ -79,7 +79,8 @@ class Delivery:
             marks = self.marks(stage)
             first, marked, given = marks.first(), marks.last(), last_given(sink, marks)
             next_epoch = 0 if last is None else last + 1
-            is_new_output = given is None and first is not None and marked is not None and first <= marked
+            was_given = first is not None and marked is not None and first <= marked
+            is_new_output = given is None and was_given and not is_begun(sink, marks)
             if first is None or is_new_output or first > next_epoch:
                 marks.begin(next_epoch if given is None else self._first_epoch())
 

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,30 +19,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
-from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.paths import local_path
+from nosync.lsm.platform.env import Env
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from nosync.job.parquet_outputs import ParquetOutput
+
 PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
 
 
-_ENV = Env()
-_NAME = "_nosync"
-"""The name of a file in a directory of output, with a number that only its store and stage know.
-
-Spark leaves out what begins with an underscore.
-"""
-_NAME_DIGITS = 12
-_INSTEAD = "Object stores take a CallbackSink that writes by t, as in docs/streaming.md"
-
-
-def _sync(directory: Path) -> None:
-    for path in directory.iterdir():
-        if path.is_file():
-            _ENV.sync_file(path)
-    _ENV.sync_dir(directory)
+_NUMBER_DIGITS = 12
 
 
 class Sink(Protocol):
@@ -73,82 +59,75 @@ def last_given(sink: Sink, marks: DeliveryLog) -> int | None:
     return None if ask is None else ask(marks)
 
 
+def is_begun(sink: Sink, marks: DeliveryLog) -> bool:
+    """Returns whether a sink's output is one that the sink made, which may have no epoch yet: a job that died can have
+    marked the first one. False for a sink that does not say it.
+    """
+    ask = getattr(sink, "is_begun", None)
+    return ask is not None and bool(ask(marks))
+
+
 @dataclass(frozen=True)
 class ParquetSink:
-    """One directory `epoch=<t>` of Parquet files per epoch, on a local or mounted file system. Precise.
+    """One directory `epoch=<t>` of Parquet files per epoch, on a local or mounted file system, or in an object store. Precise.
 
-    Spark reads the whole as one table with a partition column `epoch`.
+    Spark reads the whole as one table with a partition column `epoch`. `path`: a directory, or a URL as remotes have it
+    (`s3://bucket/prefix`; needs the extra `remote`), where an epoch is one object, which goes through the driver.
     """
 
     path: str | Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", local_path(self.path, "the output of a ParquetSink", _INSTEAD))
+        from nosync.job.parquet_outputs import DirectoryOutput, output_at  # noqa: PLC0415 - needs pyarrow
+
+        output = output_at(self.path)
+        if isinstance(output, DirectoryOutput):
+            object.__setattr__(self, "path", output.root)
+        object.__setattr__(self, "_output", output)
+
+    @property
+    def _there(self) -> ParquetOutput:
+        return self._output  # type: ignore[attr-defined,no-any-return]
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
-        target = Path(self.path) / f"epoch={t}"
         self._check_own(marks)
-        if target.exists():
+        if self._there.has(t):
             return False
-        self._make_own(marks)
-        staged = Path(self.path) / f".staged-{t}"
-        with storage_errors("write the output", target):
-            if staged.exists():  # of an attempt that died
-                shutil.rmtree(staged)
-            changes().write.parquet(str(staged))
-            _sync(staged)  # what is there under its final name is never written again
-            marks.mark(t)  # of which line the epoch is; the directory alone says whether it was given
-            staged.rename(target)
-            _ENV.sync_dir(target.parent)
+        if self._there.number() is None:
+            number = str(int(Env().token(), 16) % 10**_NUMBER_DIGITS)
+            marks.own(number)
+            self._there.begin(number)
+        # The mark says of which line the epoch is; the output alone says whether it was given.
+        self._there.write(changes(), t, lambda: marks.mark(t))
         return True
 
     def last_given(self, marks: DeliveryLog) -> int | None:
         self._check_own(marks)
-        return max(self._given(), default=None)
+        return max(self._there.epochs(), default=None)
+
+    def is_begun(self, marks: DeliveryLog) -> bool:
+        number = self._there.number()
+        return number is not None and marks.owns(number)
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         self._check_own(marks)
-        for t in self._given():
-            target = Path(self.path) / f"epoch={t}"
+        for t in self._there.epochs():
             if t > after:
-                with storage_errors("withdraw the output", target):
-                    shutil.rmtree(target)
+                self._there.remove(t)
         marks.take_back(marks.after(after))
 
     def _check_own(self, marks: DeliveryLog) -> None:
         """Raises StorageError where the directory has the output of another store or stage, which ours would be mixed
         with.
         """
-        name = self._name()
-        # Output that earlier versions wrote has no name.
-        if (not marks.owns(name)) if name is not None else (self._given() and marks.last() is None):
+        number = self._there.number()
+        # Output that earlier versions wrote has no number.
+        others = not marks.owns(number) if number is not None else self._there.epochs() and marks.last() is None
+        if others:
             raise StorageError(
                 f"{self.path} has the output of another store or stage: give this sink a directory of its own, or remove that "
                 "one if its output is not wanted any more"
             )
-
-    def _name(self) -> str | None:
-        path = Path(self.path) / _NAME
-        with storage_errors("read", path):
-            found = path.read_text().strip() if path.exists() else ""
-        return found if found.isdecimal() else None  # anything else is left of a write that was cut off
-
-    def _make_own(self, marks: DeliveryLog) -> None:
-        if self._name() is not None:
-            return
-        name, path = str(int(_ENV.token(), 16) % 10**_NAME_DIGITS), Path(self.path) / _NAME
-        marks.own(name)
-        with storage_errors("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            begun = path.with_name(f".{_NAME}-{name}")
-            begun.write_text(f"{name}\n")
-            _ENV.sync_file(begun)
-            begun.replace(path)
-            _ENV.sync_dir(path.parent)
-
-    def _given(self) -> list[int]:
-        numbers = [path.name.removeprefix("epoch=") for path in Path(self.path).glob("epoch=*")]
-        return [int(number) for number in numbers if number.isdecimal()]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import nosync
 from nosync.job.delivery import Delivery
+from nosync.lsm.facts.deliveries import DeliveryLog
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark
@@ -61,6 +62,26 @@ def test_the_first_epoch_of_a_new_sink_is_given_by_the_next_job(
                 job.advance(t, given(spark, ("a", 1)))
         job_on(spark, store, **sinks)
         assert (epochs(out), got) == ([t], list(range(t + 1)))
+
+
+def test_the_first_epoch_is_given_again_where_the_job_died_after_its_mark(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = DeliveryLog.mark
+
+    def die(marks: DeliveryLog, t: int) -> None:
+        mark(marks, t)
+        raise Killed
+
+    store, out = open_store(), tmp_path / "out"
+    job = job_on(spark, store, sums=nosync.ParquetSink(out))
+    with monkeypatch.context() as patch:
+        patch.setattr(DeliveryLog, "mark", die)
+        with pytest.raises(Killed):
+            job.advance(0, given(spark, ("a", 1)))
+    assert epochs(out) == []
+    job_on(spark, store, sums=nosync.ParquetSink(out))
+    assert epochs(out) == [0]
 
 
 def test_the_output_of_another_store_is_neither_taken_for_ones_own_nor_withdrawn(

@@ -1,0 +1,161 @@
+"""Where a ParquetSink puts the output of epochs: directories of this host, or objects of an object store.
+
+An epoch appears under its name whole or not at all: a directory by a rename, an object because a PUT is atomic.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.paths import local_path
+from nosync.replication.remote.bucket import Bucket, MissingObjectError
+from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.url import is_remote_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ENV = Env()
+_NAME = "_nosync"
+"""The name of a file with a number that only its store and stage know. Spark leaves out what begins with an underscore."""
+_OF_EPOCH = "epoch="
+
+
+class ParquetOutput(Protocol):
+    """The output of one sink."""
+
+    def number(self) -> str | None:
+        """Returns the number of the output; None: it has none yet."""
+
+    def begin(self, number: str) -> None:
+        """Gives the output its number. Durable when this returns."""
+
+    def has(self, t: int) -> bool:
+        """Returns whether epoch `t` is there."""
+
+    def epochs(self) -> list[int]:
+        """Returns the epochs that are there."""
+
+    def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
+        """Lets epoch `t` be there. `before_it_is_there`: is called when its rows are known."""
+
+    def remove(self, t: int) -> None:
+        """Removes an epoch."""
+
+
+def output_at(path: str | Path) -> ParquetOutput:
+    """Returns the output at a path or a URL. Raises InvalidInputError for what is neither, RemoteError without the extra."""
+    if is_remote_url(path) and not str(path).lower().startswith("file:"):
+        return BucketOutput(str(path))
+    return DirectoryOutput(local_path(path, "the output of a ParquetSink", ""))
+
+
+class DirectoryOutput:
+    """See ParquetOutput: a directory `epoch=<t>` for each epoch, which Spark writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def number(self) -> str | None:
+        path = self.root / _NAME
+        with storage_errors("read", path):
+            return _number(path.read_bytes() if path.exists() else b"")
+
+    def begin(self, number: str) -> None:
+        path = self.root / _NAME
+        with storage_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            begun = path.with_name(f".{_NAME}-{number}")
+            begun.write_text(f"{number}\n")
+            _ENV.sync_file(begun)
+            begun.replace(path)
+            _ENV.sync_dir(path.parent)
+
+    def has(self, t: int) -> bool:
+        return self._of(t).exists()
+
+    def epochs(self) -> list[int]:
+        return _epochs([path.name for path in self.root.glob(f"{_OF_EPOCH}*")])
+
+    def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
+        target, staged = self._of(t), self.root / f".staged-{t}"
+        with storage_errors("write the output", target):
+            if staged.exists():  # of an attempt that died
+                shutil.rmtree(staged)
+            changes.write.parquet(str(staged))
+            _sync(staged)  # what is there under its final name is never written again
+            before_it_is_there()
+            staged.rename(target)
+            _ENV.sync_dir(target.parent)
+
+    def remove(self, t: int) -> None:
+        with storage_errors("withdraw the output", self._of(t)):
+            shutil.rmtree(self._of(t))
+
+    def _of(self, t: int) -> Path:
+        return self.root / f"{_OF_EPOCH}{t}"
+
+
+class BucketOutput:
+    """See ParquetOutput: an object `epoch=<t>/part-00000.parquet` for each epoch, which the driver writes."""
+
+    def __init__(self, url: str) -> None:
+        self._bucket: Bucket = PatientBucket(open_bucket(url), _ENV)
+        self._known: set[int] | None = None
+        """The epochs that are there. To list them takes a request for every thousand, and each epoch asks for them."""
+
+    def number(self) -> str | None:
+        try:
+            return _number(self._bucket.get(_NAME))
+        except MissingObjectError:
+            return None
+
+    def begin(self, number: str) -> None:
+        self._bucket.put_new(_NAME, f"{number}\n".encode())
+
+    def has(self, t: int) -> bool:
+        return bool(self._bucket.list(f"{_OF_EPOCH}{t}/"))
+
+    def epochs(self) -> list[int]:
+        if self._known is None:
+            self._known = set(_epochs(self._bucket.directories("")))
+        return sorted(self._known)
+
+    def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
+        found = pa.BufferOutputStream()
+        pq.write_table(changes.toArrow(), found)
+        before_it_is_there()
+        self._bucket.put_new(self._of(t), found.getvalue().to_pybytes())
+        self._known = None if self._known is None else {*self._known, t}
+
+    def remove(self, t: int) -> None:
+        self._bucket.delete([one.name for one in self._bucket.list(f"{_OF_EPOCH}{t}/")])
+        self._known = None
+
+    def _of(self, t: int) -> str:
+        return f"{_OF_EPOCH}{t}/part-00000.parquet"
+
+
+def _number(data: bytes) -> str | None:
+    found = data.decode(errors="replace").strip()
+    return found if found.isdecimal() else None  # anything else is left of a write that was cut off
+
+
+def _epochs(names: list[str]) -> list[int]:
+    numbers = [name.removeprefix(_OF_EPOCH) for name in names if name.startswith(_OF_EPOCH)]
+    return [int(number) for number in numbers if number.isdecimal()]
+
+
+def _sync(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_file():
+            _ENV.sync_file(path)
+    _ENV.sync_dir(directory)

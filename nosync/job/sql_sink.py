@@ -1,0 +1,236 @@
+"""A table of a database as a sink, by SQLAlchemy: one transaction an epoch.
+
+The table `nosync_outputs` beside it has one row for each table that a sink writes: the number of the output, and the last
+epoch. The transaction of an epoch moves that row on from the epoch before. If it is not there, another driver was faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.job.table_sink import TableSink, TableState, missing, said_by
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine, Table
+    from sqlalchemy.types import TypeEngine
+
+OUTPUTS = "nosync_outputs"
+_ROWS_AT_ONCE = 10_000
+_SQLITE = "sqlite"
+
+
+@dataclass(frozen=True)
+class SqlSink(TableSink):
+    """Appends the changes of each epoch to a table of a database, in one transaction. Precise.
+
+    `url`: of the database, as SQLAlchemy has it (`postgresql+psycopg://user:password@host/db`, `sqlite:///file.db`).
+    `table`: which is made where it is not there, with the stage's columns, `_change_type` and `_epoch`; columns that the
+    stage gets later are added to it. `schema`: of the database, where it is not the default one. The changes of an epoch
+    go through the driver.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            import sqlalchemy as sa  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise missing(error, "SqlSink", "sql") from None
+        if not self.table or self.table == OUTPUTS:
+            raise InvalidInputError(
+                f"table {self.table!r}: a SqlSink needs the name of a table for the rows of a stage"
+            )
+        try:
+            engine = sa.create_engine(self.url)
+        except ImportError as error:
+            raise InvalidInputError(
+                f"the driver of this database is not installed: pip install {error.name}, or say another one, as in "
+                "postgresql+psycopg://user@host/database"
+            ) from None
+        except (sa.exc.ArgumentError, ValueError, TypeError) as error:
+            raise InvalidInputError(
+                "a SqlSink needs the URL of a database, as in postgresql+psycopg://user@host/database or sqlite:///file.db: "
+                f"{said_by(error).replace(str(self.url), '...')}"
+            ) from None
+        object.__setattr__(self, "_engine", engine)
+
+    def __str__(self) -> str:
+        where = self._connected.url.render_as_string(hide_password=True)
+        return f"table {self.table if self.schema is None else f'{self.schema}.{self.table}'} of {where}"
+
+    @property
+    def _connected(self) -> Engine:
+        return self._engine  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def _raised(self) -> tuple[type[Exception], ...]:
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        return (sa.exc.SQLAlchemyError,)
+
+    # --- what the database says ---------------------------------------------------------------------------------------
+
+    def _state(self) -> TableState | None:
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        with self._connected.connect() as connection:
+            inspector, outputs = sa.inspect(connection), self._outputs
+            found = None
+            if inspector.has_table(OUTPUTS, self.schema):
+                row = connection.execute(sa.select(outputs).where(outputs.c.name == self.table)).first()
+                found = None if row is None else TableState(int(row.output), None if row.epoch < 0 else int(row.epoch))
+            if inspector.has_table(self.table, self.schema):
+                if found is None:
+                    raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
+                return found
+        return None  # what is said of a table that was dropped does not count
+
+    @property
+    def _outputs(self) -> Table:
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        return sa.Table(
+            OUTPUTS,
+            sa.MetaData(schema=self.schema),
+            sa.Column("name", sa.String(255), primary_key=True),
+            sa.Column("output", sa.BigInteger, nullable=False),
+            sa.Column("epoch", sa.BigInteger, nullable=False),
+        )
+
+    # --- transactions -------------------------------------------------------------------------------------------------
+
+    def _make(self, schema: pa.Schema, output: int) -> TableState:
+        """Its row comes first: SQLite begins a transaction with a row, and not with a table."""
+        table, outputs = self._table_of(schema), self._outputs
+        with self._connected.begin() as connection:
+            outputs.create(connection, checkfirst=True)
+            connection.execute(outputs.delete().where(outputs.c.name == self.table))
+            connection.execute(outputs.insert(), {"name": self.table, "output": output, "epoch": -1})
+            table.create(connection)
+        return TableState(output, None)
+
+    def _add(self, rows: pa.Table, t: int, state: TableState) -> None:
+        table = self._table_of(rows.schema)
+        self._check(rows)
+        with self._connected.begin() as connection:
+            self._add_columns(connection, table)
+            self._move(connection, state, t)
+            for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+                if batch.num_rows:
+                    connection.execute(table.insert(), self._values(batch))
+
+    def _remove(self, after: int, state: TableState) -> None:
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        table = sa.Table(self.table, sa.MetaData(schema=self.schema), sa.Column(EPOCH_COLUMN, sa.BigInteger))
+        with self._connected.begin() as connection:
+            self._move(connection, state, after)
+            connection.execute(table.delete().where(table.c[EPOCH_COLUMN] > after))
+
+    def _move(self, connection: Connection, state: TableState, t: int) -> None:
+        """Says that epoch `t` is the last one. Raises StorageError where it is not the one that it was."""
+        outputs = self._outputs
+        before = -1 if state.epoch is None else state.epoch
+        mine = (outputs.c.name == self.table) & (outputs.c.output == state.output) & (outputs.c.epoch == before)
+        if connection.execute(outputs.update().where(mine).values(epoch=t)).rowcount != 1:
+            raise StorageError(f"{self} was changed meanwhile: another driver gives it epochs")
+
+    def _add_columns(self, connection: Connection, table: Table) -> None:
+        """Adds the columns that the stage has more than the table."""
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        there = {column["name"] for column in sa.inspect(connection).get_columns(self.table, self.schema)}
+        for column in table.columns:
+            if column.name not in there:
+                made = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+                name = connection.dialect.identifier_preparer.format_table(table)
+                connection.execute(sa.text(f"ALTER TABLE {name} ADD COLUMN {made}"))
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _table_of(self, schema: pa.Schema) -> Table:
+        """Returns the table for rows of a schema. Raises SchemaError for a column that a database does not take."""
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        is_sqlite = self._connected.dialect.name == _SQLITE
+        columns = [sa.Column(field.name, _type_of(field, is_sqlite=is_sqlite)) for field in schema]
+        index = sa.Index(f"ix_{self.table}_{EPOCH_COLUMN.strip('_')}", EPOCH_COLUMN)
+        return sa.Table(self.table, sa.MetaData(schema=self.schema), *columns, index)
+
+    def _check(self, rows: pa.Table) -> None:
+        """Raises InvalidInputError for a value that the database would silently keep as another one."""
+        if self._connected.dialect.name != _SQLITE:
+            return
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+                raise InvalidInputError(
+                    f"column {name!r} has a NaN, which SQLite keeps as null: leave it out in a stage before "
+                    f'(where "NOT isnan({name})"), or make null of it (select "nullif({name}, \'NaN\')")'
+                )
+
+    def _values(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Returns rows as the driver takes them. SQLite has no decimals: there they are texts."""
+        is_sqlite = self._connected.dialect.name == _SQLITE
+        columns = [
+            column.cast(pa.string()) if is_sqlite and pa.types.is_decimal(column.type) else column
+            for column in batch.columns
+        ]
+        with _representable():
+            rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+        return rows
+
+
+@contextlib.contextmanager
+def _representable() -> Iterator[None]:
+    try:
+        yield
+    except (OverflowError, ValueError) as error:
+        raise InvalidInputError(
+            f"a time or date is none that Python's drivers of databases take: {said_by(error)}"
+        ) from None
+
+
+def _type_of(field: pa.Field, *, is_sqlite: bool) -> TypeEngine[Any]:
+    import sqlalchemy as sa  # noqa: PLC0415
+
+    type_ = field.type
+    if field.name == CHANGE_TYPE_COLUMN:
+        return sa.String(20)
+    if pa.types.is_decimal(type_):
+        return sa.Text() if is_sqlite else sa.Numeric(type_.precision, type_.scale)
+    if pa.types.is_timestamp(type_):
+        return sa.DateTime(timezone=type_.tz is not None)
+    for is_it, made in _types():
+        if is_it(type_):
+            return made
+    raise SchemaError(
+        f"column {field.name!r} has type {type_}, which a SqlSink does not write: take its parts in a select before, or its "
+        f"text (to_json({field.name}))"
+    )
+
+
+def _types() -> Sequence[tuple[Any, TypeEngine[Any]]]:
+    import sqlalchemy as sa  # noqa: PLC0415
+
+    t = pa.types
+    return [
+        (t.is_boolean, sa.Boolean()),
+        (lambda x: t.is_int8(x) or t.is_int16(x), sa.SmallInteger()),
+        (t.is_int32, sa.Integer()),
+        (t.is_int64, sa.BigInteger()),
+        (t.is_float32, sa.Float(24)),
+        (t.is_float64, sa.Double()),
+        (t.is_date, sa.Date()),
+        (lambda x: t.is_string(x) or t.is_large_string(x), sa.Text()),
+        (lambda x: t.is_binary(x) or t.is_large_binary(x), sa.LargeBinary()),
+    ]
