@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from nosync.job.backfill import BackfillReport
     from nosync.job.delta_sink import DeltaSink
     from nosync.job.explain import Explanation
+    from nosync.job.iceberg_sink import IcebergSink
     from nosync.job.job import Job
+    from nosync.job.kafka_sink import KafkaSink
     from nosync.job.replay import ReplayPlan, ReplayReport
     from nosync.job.reports import EpochReport, RecoveryReport
     from nosync.job.sinks import CallbackSink, ParquetSink
@@ -101,10 +103,12 @@ _HOMES = {
     "nosync.lsm.store.store": "Store",
     "nosync.replication.remote.settings": "RemoteSettings",
     "nosync.stores": "connect open",
+    "nosync.job.kafka_sink": "KafkaSink",
     "nosync.job.replay": "ReplayPlan ReplayReport",
     "nosync.job.upgrade": "UpgradePlan",
     "nosync.job.reports": "EpochReport RecoveryReport",
     "nosync.job.delta_sink": "DeltaSink",
+    "nosync.job.iceberg_sink": "IcebergSink",
     "nosync.job.sinks": "CallbackSink ParquetSink",
     "nosync.job.sql_sink": "SqlSink",
     "nosync.spark.session": "configure_spark",
@@ -219,7 +223,9 @@ __all__ = [
     "RecoveryReport",
     "ParquetSink",
     "DeltaSink",
+    "IcebergSink",
     "SqlSink",
+    "KafkaSink",
     "CallbackSink",
     "count",
     "count_distinct",

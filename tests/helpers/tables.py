@@ -22,7 +22,7 @@ import pytest
 import nosync
 from nosync.replication.remote.cloud import open_bucket
 
-TABLES = ["delta", "delta-s3", "sqlite", "postgres"]
+TABLES = ["delta", "delta-s3", "iceberg", "sqlite", "postgres"]
 KINDS = [*TABLES, "parquet-s3"]
 Rows = list[tuple[Any, ...]]
 
@@ -38,7 +38,15 @@ class Output:
     def sink(self) -> Any:
         if self.kind == "parquet-s3":
             return nosync.ParquetSink(f"{self.url}/{self._prefix}")
+        if self.kind == "iceberg":
+            return nosync.IcebergSink("shop.sums", "tests", self.catalog)
         return nosync.DeltaSink(self.place) if self.kind.startswith("delta") else nosync.SqlSink(self.url, "sums")
+
+    @property
+    def catalog(self) -> dict[str, str]:
+        """Returns what is said of the catalog of an Iceberg table."""
+        root = self.path.parent
+        return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
 
     @property
     def place(self) -> str:
@@ -58,6 +66,8 @@ class Output:
             bucket = open_bucket(f"{self.url}/{self._prefix}")
             names = [one.name for one in bucket.list("") if one.name.endswith(".parquet")]
             return [row for name in names for row in pq.read_table(pa.BufferReader(bucket.get(name))).to_pylist()]
+        if self.kind == "iceberg":
+            return self.iceberg().load_table("shop.sums").scan().to_arrow().to_pylist()  # type: ignore[no-any-return]
         if self.kind.startswith("delta"):
             from deltalake import DeltaTable
 
@@ -67,6 +77,11 @@ class Output:
         engine = sa.create_engine(self.url, poolclass=sa.NullPool)
         with engine.connect() as connection:
             return [dict(row) for row in connection.execute(sa.text("SELECT * FROM sums")).mappings()]
+
+    def iceberg(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("tests", **self.catalog)
 
     def drop(self) -> None:
         """Removes a table that an earlier test left."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EPOCHS, KILLS = 8, 50
 SLOW_KILLS = 8
 """Where each call is one of a server in Python."""
-MOST_POINTS = {"delta": 20, "delta-s3": 20, "parquet-s3": 14}
+MOST_POINTS = {"delta": 20, "delta-s3": 20, "iceberg": 20, "parquet-s3": 14}
 """So many of them are some epochs; of a database 45."""
 COLUMNS = ("_epoch", "_change_type", "k", "total")
 
@@ -153,7 +153,12 @@ def watch(points: Points, patch: pytest.MonkeyPatch, kind: str, sink_class: type
         return
     for name in ("_make", "_add"):
         points.around(patch, sink_class, name)
-    if kind.startswith("delta"):
+    if kind == "iceberg":
+        from pyiceberg.table import Transaction
+
+        points.around(patch, Transaction, "append")
+        points.around(patch, Transaction, "commit_transaction")
+    elif kind.startswith("delta"):
         import deltalake
 
         points.around(patch, deltalake, "write_deltalake")
@@ -201,6 +206,18 @@ def test_another_driver_does_not_add_an_epoch_that_is_there(open_store: OpenStor
     assert table.rows(*COLUMNS) == expected(store, 5)
 
 
+def test_what_others_commit_to_an_iceberg_table_meanwhile_is_no_driver(open_store: OpenStore, tmp_path: Path) -> None:
+    output, store = Output("iceberg", tmp_path), open_store(retain=100)
+    run(store, output.sink(), 3)
+    sink = output.sink()
+    state = sink._state()
+    table = output.iceberg().load_table("shop.sums")
+    table.delete("_epoch = 1")
+    StoreRunner(flow_of(), store, 3, shards=1).advance(3, rows_of(3))
+    sink._add(store.changes("sums", 2, 3), 3, state)
+    assert output.rows(*COLUMNS) == [row for row in expected(store, 3) if row[0] != 1]
+
+
 # --- tables of others, and what a table does not take -----------------------------------------------------------------
 
 
@@ -222,6 +239,9 @@ def test_a_table_of_others_is_refused(open_store: OpenStore, table: Output) -> N
         from deltalake import write_deltalake
 
         write_deltalake(table.place, pa.table({"x": [1]}), storage_options=table.sink()._options)
+    elif table.kind == "iceberg":
+        table.iceberg().create_namespace("shop")
+        table.iceberg().create_table("shop.sums", pa.schema({"x": pa.int64()}))
     else:
         import sqlalchemy as sa
 
@@ -238,6 +258,8 @@ def test_a_table_that_was_dropped_begins_with_the_next_epoch(open_store: OpenSto
     run(store, table.sink(), 3)
     if table.kind == "delta":
         table.path.rename(table.path.with_name("gone"))
+    elif table.kind == "iceberg":
+        table.iceberg().drop_table("shop.sums")
     elif table.kind == "delta-s3":
         bucket = open_bucket(table.place)
         bucket.delete([one.name for one in bucket.list("")])
@@ -326,6 +348,7 @@ def test_a_nan_does_not_become_null_in_sqlite(open_store: OpenStore, tmp_path: P
         ),
         (lambda: nosync.SqlSink("sqlite://", ""), "needs the name of a table"),
         (lambda: nosync.SqlSink("sqlite://", "nosync_outputs"), "needs the name of a table"),
+        (lambda: nosync.IcebergSink("sums"), "say its namespace, too, as in 'shop.spending'"),
         (lambda: nosync.DeltaSink(""), "needs the path or the URL of a table"),
     ],
 )

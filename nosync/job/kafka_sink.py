@@ -1,0 +1,162 @@
+"""A Kafka topic as a sink, by confluent-kafka: a message for each change. At least once.
+
+Kafka can neither refuse an epoch that it has nor take one back. So what may come again can be told by readers: each
+message says its epoch in a header, and epochs come in order. What is withdrawn is said by a message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nosync.job.sinks import AT_LEAST_ONCE
+from nosync.job.table_sink import missing, said_by
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
+from nosync.lsm.facts.deliveries import DeliveryLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EPOCH_HEADER, CHANGE_HEADER, WITHDRAWN_HEADER = "nosync.epoch", "nosync.change_type", "nosync.withdrawn_after"
+_SERVERS = "bootstrap.servers"
+_WAIT_S = 1.0
+_METADATA_S = 30.0
+
+Message = tuple[bytes | None, bytes | None, dict[str, bytes]]
+"""A key, a value and headers."""
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Sends the changes of each epoch to a topic. At least once: an epoch may come again, with identical messages.
+
+    `key`: the columns of the messages' key; messages of one key are in one partition, in order. `config`: of the producer,
+    as librdkafka names it; `bootstrap.servers` is needed. Key and value are JSON objects; the headers `nosync.epoch` and
+    `nosync.change_type` say the rest. Where epochs are withdrawn, each partition gets a message without a value whose
+    header `nosync.withdrawn_after` says after which epoch, and then the epochs that are there now. The changes of an epoch
+    go through the driver.
+    """
+
+    topic: str
+    key: Sequence[str]
+    config: Mapping[str, Any] = field(repr=False)
+
+    guarantee = AT_LEAST_ONCE
+
+    def __post_init__(self) -> None:
+        if not self.topic:
+            raise InvalidInputError("a KafkaSink needs the name of a topic: it is empty")
+        if isinstance(self.key, str) or not all(isinstance(name, str) for name in self.key):
+            raise InvalidInputError(f"key={self.key!r}: expected a list of columns, as in key=['customer']")
+        if not self.config.get(_SERVERS):
+            raise InvalidInputError(
+                f"config= of a KafkaSink lacks {_SERVERS!r}: say where the brokers are, as in 'host:9092'"
+            )
+        try:
+            from confluent_kafka import KafkaException, Producer  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise missing(error, "KafkaSink", "kafka") from None
+        try:
+            producer = Producer({"enable.idempotence": True, **self.config})
+        except (KafkaException, TypeError, ValueError) as error:
+            raise InvalidInputError(f"config= of the KafkaSink for topic {self.topic}: {said_by(error)}") from None
+        object.__setattr__(self, "_producer", producer)
+
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
+        if marks.delivered(t):
+            return False
+        self._send(_messages(changes(), self.key, t), f"epoch {t}")
+        marks.mark(t)
+        return True
+
+    def last_given(self, marks: DeliveryLog) -> int | None:
+        return marks.last()
+
+    def withdraw(self, after: int, marks: DeliveryLog) -> None:
+        if marks.left_after() is None:
+            return  # what is not there any more was lost, and computed again it is the same
+        said: Message = (WITHDRAWN_HEADER.encode(), None, {WITHDRAWN_HEADER: str(after).encode()})
+        for partition in self._partitions():
+            self._send([said], f"that the epochs after {after} are withdrawn", partition)
+        marks.take_back(marks.after(after))
+
+    def _partitions(self) -> list[int]:
+        from confluent_kafka import KafkaException  # noqa: PLC0415
+
+        try:
+            return sorted(self._kafka.list_topics(self.topic, timeout=_METADATA_S).topics[self.topic].partitions)
+        except KafkaException as error:
+            raise StorageError(
+                f"cannot ask for the partitions of topic {self.topic}: {_told(error.args[0])}"
+            ) from error
+
+    def _send(self, messages: Iterator[Message] | list[Message], what: str, partition: int | None = None) -> None:
+        """Sends messages, and waits until the brokers have all of them. Raises StorageError."""
+        from confluent_kafka import KafkaException  # noqa: PLC0415
+
+        failed: list[Any] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
+        where = {} if partition is None else {"partition": partition}
+        try:
+            for key, value, headers in messages:
+                while True:
+                    try:
+                        self._kafka.produce(
+                            self.topic,
+                            value,
+                            key,
+                            headers=headers,
+                            on_delivery=delivered,
+                            **where,
+                        )
+                        break
+                    except BufferError:  # so many wait already
+                        self._kafka.poll(_WAIT_S)
+                self._kafka.poll(0)
+                if failed:
+                    break
+            while self._kafka.flush(_WAIT_S):
+                pass  # what does not come to the broker in message.timeout.ms fails, so this ends
+        except KafkaException as error:
+            failed.append(error.args[0])
+        if failed:
+            raise StorageError(f"cannot send {what} to topic {self.topic}: {_told(failed[0])}")
+
+    @property
+    def _kafka(self) -> Any:
+        return self._producer  # type: ignore[attr-defined]
+
+
+def _told(error: Any) -> str:
+    return str(error.str()) if hasattr(error, "str") else said_by(error)
+
+
+def _messages(changes: DataFrame, key: Sequence[str], t: int) -> Iterator[Message]:
+    """Yields the messages of an epoch's changes. Raises SchemaError for a key that is no column."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    unknown = [name for name in key if name not in changes.columns]
+    if unknown:
+        raise SchemaError(f"key={list(key)} of a KafkaSink: {unknown[0]!r} is none of the columns {changes.columns}")
+    nulls = {"ignoreNullFields": "false"}
+    shown = [name for name in changes.columns if name not in (CHANGE_TYPE_COLUMN, EPOCH_COLUMN)]
+
+    def as_json(names: Sequence[str]) -> Any:
+        return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), nulls)
+
+    rows = changes.select(
+        as_json(key).alias("key") if key else F.lit(None).cast("string").alias("key"),
+        as_json(shown).alias("value"),
+        F.col(CHANGE_TYPE_COLUMN).alias("change"),
+    )
+    for batch in rows.toArrow().to_batches():
+        columns = (batch.column(i).to_pylist() for i in range(3))
+        for found, value, change in zip(*columns, strict=True):
+            headers = {EPOCH_HEADER: str(t).encode(), CHANGE_HEADER: change.encode()}
+            yield None if found is None else found.encode(), value.encode(), headers
