@@ -93,7 +93,7 @@ def began(main: StoreRunner, at: int) -> list[str]:
     try:
         return stages_to_bootstrap(main.flow, main.flow.stages, [f"s{at}"], main.flow.stages)
     except nosync.FlowError:
-        assume(False)  # tests/job/test_branching.py
+        assume(False)  # tests/job/test_beginning_anew.py
         return []
 
 
