@@ -15,11 +15,11 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import SINKS
 
 _KEPT_EPOCHS = 1000
-_OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"
+_OWED, _FIRST, _OUTPUT, _UNSENT = "_owed", "_first", "_output", "_unsent"
 """In the place of a timeline, whose ids are like `main` or the name of an entry: what is to be given again; the first
-epoch that a sink is given; the numbers that sinks gave their output.
+epoch that a sink is given; the numbers that sinks gave their output; what is marked and may not have been given in full.
 """
-_NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT)
+_NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT, _UNSENT)
 
 
 class DeliveryLog:
@@ -40,8 +40,16 @@ class DeliveryLog:
 
     def mark(self, t: int) -> None:
         """Marks an epoch as given to the sink. Durable when this returns."""
-        timeline = next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
+        timeline = self.line_of(t)
         add_element(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
+
+    def line_of(self, t: int) -> str:
+        """Returns the timeline that an epoch of the job's is sealed on."""
+        return next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
+
+    def lines(self) -> list[str]:
+        """Returns the timelines that epochs of the job's are of."""
+        return list(self._held)
 
     def left_after(self) -> int | None:
         """Returns the epoch after which another timeline that was marked goes a way of its own, the earliest; None:
@@ -104,6 +112,15 @@ class DeliveryLog:
     def first(self) -> int | None:
         """Returns what `begin` said last."""
         return max((int(element.what) for element in self._of(_FIRST)), default=None)
+
+    def begin_sending(self, t: int) -> None:
+        """Marks an epoch of which a part may be given from now on. Durable when this returns."""
+        add_element(self._root, self._directory / _UNSENT, str(t), {"t": t}, self._env)
+        self.mark(t)
+
+    def unsent(self) -> list[Element]:
+        """Returns what `begin_sending` said, until it is taken back."""
+        return self._of(_UNSENT)
 
     def own(self, output: str) -> None:
         """Records the number of a sink's output, by which it is known again. Durable when this returns."""

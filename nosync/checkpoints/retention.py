@@ -1,4 +1,4 @@
-"""What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage after a grace.
+"""What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage.
 
 Spark's own deletes touch Spark's directory alone. Files of a keep are deleted nowhere but here. Which files are garbage follows
 from what is kept, so nodes that keep the same files remove the same ones, each for itself. Another process, or a peer,
@@ -152,15 +152,15 @@ def _all_of(data: Path, directory: str, env: Env) -> list[PurePosixPath]:
 def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] = ()) -> set[str]:
     """Returns the files that neither the last `batches` nor pinned ones need. Nothing newer than the oldest goes.
 
-    Pure, but for what closures read. Where fewer batches can be gone on from, nothing is garbage: a node that catches up
-    may have the newest ones first.
+    Pure, but for what closures read. Where fewer batches can be gone on from, or a pinned one cannot, nothing is garbage:
+    a node that catches up may have the newest ones first.
     """
     found = [keep.closures.find(t) for t in keep.index.batches()]
     restorable = {one.batch: one.paths for one in found if isinstance(one, Closure)}
     kept = list(restorable)[-batches:]
-    if len(kept) < batches:
+    if len(kept) < batches or not restorable.keys() >= set(pinned):
         return set()
-    needed = {path for t in {*kept, *(restorable.keys() & set(pinned))} for path in restorable[t]}
+    needed = {path for t in {*kept, *pinned} for path in restorable[t]}
     return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0])}
 
 

@@ -1,18 +1,19 @@
 """A Delta table as a sink, by deltalake: a commit an epoch.
 
-The commit has the rows and two transaction identifiers of Delta (`txn` actions: an app id and a version): which epoch it
-is, and the number of the output. Delta refuses the commit of a writer that did not see the last one of the same app id.
+The commit has the rows and transaction identifiers of Delta (`txn` actions: an app id and a version): which epoch it
+is, of which line, and the number of the output. Delta refuses the commit of a writer that did not see the last one of the
+same app id.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, missing, said_by
+from nosync.job.table_sink import TableSink, TableState, missing, said_by, secrets_of
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
 
-_EPOCH, _OUTPUT = "nosync.epoch", "nosync.output"
+_EPOCH, _OUTPUT, _LINE = "nosync.epoch", "nosync.output", "nosync.line"
 """App ids of Delta's transactions."""
 _COMMITS_A_CHECKPOINT = 10
 """Whoever opens the table reads so many commits at most, and an epoch is one."""
@@ -58,7 +59,8 @@ class DeltaSink(TableSink):
         output, epoch = table.transaction_version(_OUTPUT), table.transaction_version(_EPOCH)
         if output is None or epoch is None:
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
-        return TableState(output, None if epoch < 0 else epoch, table)
+        line = table.transaction_version(_LINE) or 0
+        return TableState(output, None if epoch < 0 else epoch, line, table)
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         from deltalake import DeltaTable  # noqa: PLC0415
@@ -70,17 +72,22 @@ class DeltaSink(TableSink):
             storage_options=self._options,
             commit_properties=_says({_OUTPUT: output, _EPOCH: -1}),
         )
-        return TableState(output, None, table)
+        return TableState(output, None, table=table)
 
-    def _add(self, rows: pa.Table, t: int, state: TableState) -> None:
+    def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         from deltalake import write_deltalake  # noqa: PLC0415
 
         with self._alone():
-            write_deltalake(state.table, rows, mode="append", schema_mode="merge", commit_properties=_says({_EPOCH: t}))
+            write_deltalake(state.table, rows, mode="append", schema_mode="merge", commit_properties=_as(now))
 
-    def _remove(self, after: int, state: TableState) -> None:
+    def _remove(self, now: TableState, state: TableState) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+
+        after = -1 if now.epoch is None else now.epoch
         with self._alone():
-            state.table.delete(f"{EPOCH_COLUMN} > {after}", commit_properties=_says({_EPOCH: after}))
+            state.table.delete(f"{EPOCH_COLUMN} > {after}", commit_properties=_as(now))
+        if state.table.transaction_version(_EPOCH) != after:  # where no row goes, Delta commits nothing
+            self._add(pa.schema(state.table.schema().to_arrow()).empty_table(), now, state)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -112,8 +119,16 @@ class DeltaSink(TableSink):
         return {**self.storage_options, **plain} or None
 
     @property
+    def _secrets(self) -> Collection[str]:
+        return secrets_of(self.storage_options)
+
+    @property
     def _raised(self) -> tuple[type[Exception], ...]:
         return (Exception,)  # deltalake raises Exception itself for a type that Delta does not have
+
+
+def _as(state: TableState) -> CommitProperties:
+    return _says({_EPOCH: -1 if state.epoch is None else state.epoch, _LINE: state.line})
 
 
 def _says(versions: Mapping[str, int]) -> CommitProperties:

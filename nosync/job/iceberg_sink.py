@@ -7,11 +7,11 @@ the other one may have added the same epoch. After compactions and the like by o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, missing
+from nosync.job.table_sink import TableSink, TableState, missing, secrets_of
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import Table, Transaction
 
-_EPOCH, _OUTPUT = "nosync.epoch", "nosync.output"
+_EPOCH, _OUTPUT, _LINE = "nosync.epoch", "nosync.output", "nosync.line"
 """Properties."""
 _RETRIES = "commit.retry.num-retries"
 _ATTEMPTS = 5
@@ -57,32 +57,35 @@ class IcebergSink(TableSink):
         if _OUTPUT not in table.properties:
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
         epoch = int(table.properties[_EPOCH])
-        return TableState(int(table.properties[_OUTPUT]), None if epoch < 0 else epoch, table)
+        line = int(table.properties[_LINE])
+        return TableState(int(table.properties[_OUTPUT]), None if epoch < 0 else epoch, line, table)
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         catalog = self._opened()
         catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        table = catalog.create_table(self.table, schema, properties={_OUTPUT: str(output), _EPOCH: "-1"})
-        return TableState(output, None, table)
+        table = catalog.create_table(self.table, schema, properties={_OUTPUT: str(output), _EPOCH: "-1", _LINE: "0"})
+        return TableState(output, None, table=table)
 
-    def _add(self, rows: pa.Table, t: int, state: TableState) -> None:
+    def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         def add(transaction: Transaction) -> None:
             known = {column.name for column in transaction.table_metadata.schema().columns}
             if not known >= set(rows.column_names):
                 with transaction.update_schema() as update:
                     update.union_by_name(rows.schema)
-            transaction.append(rows, snapshot_properties={_EPOCH: str(t)})
+            transaction.append(rows, snapshot_properties={_EPOCH: str(now.epoch)})
 
-        self._commit(add, t, state)
+        self._commit(add, now, state)
 
-    def _remove(self, after: int, state: TableState) -> None:
+    def _remove(self, now: TableState, state: TableState) -> None:
+        after = -1 if now.epoch is None else now.epoch
+
         def remove(transaction: Transaction) -> None:
             transaction.delete(f"{EPOCH_COLUMN} > {after}", snapshot_properties={_EPOCH: str(after)})
 
-        self._commit(remove, after, state)
+        self._commit(remove, now, state)
 
-    def _commit(self, change: Callable[[Transaction], None], t: int, state: TableState) -> None:
-        """Makes one commit, which says that epoch `t` is the last one, if that was the one that `state` says."""
+    def _commit(self, change: Callable[[Transaction], None], now: TableState, state: TableState) -> None:
+        """Makes one commit, after which the table says `now`, if it says `state` before."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415
 
         table: Table = state.table
@@ -90,17 +93,18 @@ class IcebergSink(TableSink):
             table.metadata.properties[_RETRIES] = "0"  # in what was read; others read what the table says
             transaction = table.transaction()
             change(transaction)
-            transaction.set_properties({_EPOCH: str(t)})
+            epoch = -1 if now.epoch is None else now.epoch
+            transaction.set_properties({_EPOCH: str(epoch), _LINE: str(now.line)})
             try:
                 transaction.commit_transaction()
                 return
             except CommitFailedException:
-                now = self._state()
-                if now != state:
+                found = self._state()
+                if found is None or found != state:
                     raise StorageError(f"{self} was changed meanwhile: another driver gives it epochs") from None
                 if attempt + 1 == _ATTEMPTS:
                     raise
-                table = now.table
+                table = found.table
 
     def _loaded(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
@@ -115,6 +119,10 @@ class IcebergSink(TableSink):
         from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
         return load_catalog(self.catalog, **self.properties)
+
+    @property
+    def _secrets(self) -> Collection[str]:
+        return secrets_of(self.properties)
 
     @property
     def _raised(self) -> tuple[type[Exception], ...]:

@@ -65,14 +65,21 @@ class KafkaSink:
         object.__setattr__(self, "_producer", producer)
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
-        if marks.delivered(t):
+        given = self.last_given(marks)
+        if given is not None and given >= t:
             return False
+        marks.begin_sending(t)
         self._send(_messages(changes(), self.key, t), f"epoch {t}")
-        marks.mark(t)
+        marks.take_back(marks.unsent())
         return True
 
     def last_given(self, marks: DeliveryLog) -> int | None:
-        return marks.last()
+        marked, unsent = marks.last(), [int(element.what) for element in marks.unsent()]
+        given = min([-1 if marked is None else marked, *(t - 1 for t in unsent)])
+        return None if given < 0 else given
+
+    def is_begun(self, marks: DeliveryLog) -> bool:
+        return bool(marks.unsent())
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         if marks.left_after() is None:
@@ -80,17 +87,21 @@ class KafkaSink:
         said: Message = (WITHDRAWN_HEADER.encode(), None, {WITHDRAWN_HEADER: str(after).encode()})
         for partition in self._partitions():
             self._send([said], f"that the epochs after {after} are withdrawn", partition)
-        marks.take_back(marks.after(after))
+        marks.take_back([*marks.after(after), *(one for one in marks.unsent() if int(one.what) > after)])
 
     def _partitions(self) -> list[int]:
         from confluent_kafka import KafkaException  # noqa: PLC0415
 
         try:
-            return sorted(self._kafka.list_topics(self.topic, timeout=_METADATA_S).topics[self.topic].partitions)
+            found = self._kafka.list_topics(self.topic, timeout=_METADATA_S).topics[self.topic]
         except KafkaException as error:
             raise StorageError(
                 f"cannot ask for the partitions of topic {self.topic}: {_told(error.args[0])}"
             ) from error
+        if found.error is not None or not found.partitions:
+            why = "it has none" if found.error is None else _told(found.error)
+            raise StorageError(f"cannot ask for the partitions of topic {self.topic}: {why}")
+        return sorted(found.partitions)
 
     def _send(self, messages: Iterator[Message] | list[Message], what: str, partition: int | None = None) -> None:
         """Sends messages, and waits until the brokers have all of them. Raises StorageError."""
@@ -144,11 +155,16 @@ def _messages(changes: DataFrame, key: Sequence[str], t: int) -> Iterator[Messag
     unknown = [name for name in key if name not in changes.columns]
     if unknown:
         raise SchemaError(f"key={list(key)} of a KafkaSink: {unknown[0]!r} is none of the columns {changes.columns}")
-    nulls = {"ignoreNullFields": "false"}
+    options = {
+        "ignoreNullFields": "false",
+        "timeZone": "UTC",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    }
     shown = [name for name in changes.columns if name not in (CHANGE_TYPE_COLUMN, EPOCH_COLUMN)]
 
     def as_json(names: Sequence[str]) -> Any:
-        return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), nulls)
+        return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), options)
 
     rows = changes.select(
         as_json(key).alias("key") if key else F.lit(None).cast("string").alias("key"),

@@ -27,6 +27,7 @@ _ENV = Env()
 _NAME = "_nosync"
 """The name of a file with a number that only its store and stage know. Spark leaves out what begins with an underscore."""
 _OF_EPOCH = "epoch="
+_INSTEAD = "An object store is s3://BUCKET/PREFIX, gs:// or az://; anything else takes a CallbackSink"
 
 
 class ParquetOutput(Protocol):
@@ -44,6 +45,9 @@ class ParquetOutput(Protocol):
     def epochs(self) -> list[int]:
         """Returns the epochs that are there."""
 
+    def look_again(self) -> None:
+        """Lets `epochs` look at what is there, whatever it knows."""
+
     def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
         """Lets epoch `t` be there. `before_it_is_there`: is called when its rows are known."""
 
@@ -55,7 +59,7 @@ def output_at(path: str | Path) -> ParquetOutput:
     """Returns the output at a path or a URL. Raises InvalidInputError for what is neither, RemoteError without the extra."""
     if is_remote_url(path) and not str(path).lower().startswith("file:"):
         return BucketOutput(str(path))
-    return DirectoryOutput(local_path(path, "the output of a ParquetSink", ""))
+    return DirectoryOutput(local_path(path, "the output of a ParquetSink", _INSTEAD))
 
 
 class DirectoryOutput:
@@ -84,6 +88,9 @@ class DirectoryOutput:
 
     def epochs(self) -> list[int]:
         return _epochs([path.name for path in self.root.glob(f"{_OF_EPOCH}*")])
+
+    def look_again(self) -> None:
+        """See ParquetOutput: it always does."""
 
     def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
         target, staged = self._of(t), self.root / f".staged-{t}"
@@ -133,8 +140,12 @@ class BucketOutput:
         found = pa.BufferOutputStream()
         pq.write_table(changes.toArrow(), found)
         before_it_is_there()
+        known, self._known = self._known, None  # a call that fails may have put it all the same
         self._bucket.put_new(self._of(t), found.getvalue().to_pybytes())
-        self._known = None if self._known is None else {*self._known, t}
+        self._known = None if known is None else {*known, t}
+
+    def look_again(self) -> None:
+        self._known = None
 
     def remove(self, t: int) -> None:
         self._bucket.delete([one.name for one in self._bucket.list(f"{_OF_EPOCH}{t}/")])

@@ -110,6 +110,7 @@ class ParquetSink:
         return number is not None and marks.owns(number)
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
+        self._there.look_again()
         self._check_own(marks)
         for t in self._there.epochs():
             if t > after:

@@ -7,14 +7,14 @@ epoch. The transaction of an epoch moves that row on from the epoch before. If i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.job.table_sink import TableSink, TableState, missing, said_by
+from nosync.job.table_sink import TableSink, TableState, missing, said_by, secrets_of
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
 
@@ -57,15 +57,19 @@ class SqlSink(TableSink):
                 f"the driver of this database is not installed: pip install {error.name}, or say another one, as in "
                 "postgresql+psycopg://user@host/database"
             ) from None
-        except (sa.exc.ArgumentError, ValueError, TypeError) as error:
+        except sa.exc.NoSuchModuleError as error:
             raise InvalidInputError(
-                "a SqlSink needs the URL of a database, as in postgresql+psycopg://user@host/database or sqlite:///file.db: "
-                f"{said_by(error).replace(str(self.url), '...')}"
+                f"the URL of a SqlSink is of a database that SQLAlchemy does not know: {error}"
+            ) from None
+        except (sa.exc.ArgumentError, ValueError, TypeError):  # they may quote a part of the password
+            raise InvalidInputError(
+                "a SqlSink needs the URL of a database, as in postgresql+psycopg://user@host/database or sqlite:///file.db; in a "
+                "password, `@`, `:` and `/` are written as %40, %3A and %2F"
             ) from None
         object.__setattr__(self, "_engine", engine)
 
     def __str__(self) -> str:
-        where = self._connected.url.render_as_string(hide_password=True)
+        where = self._connected.url.set(query={}).render_as_string(hide_password=True)  # a query may have a password
         return f"table {self.table if self.schema is None else f'{self.schema}.{self.table}'} of {where}"
 
     @property
@@ -78,6 +82,11 @@ class SqlSink(TableSink):
 
         return (sa.exc.SQLAlchemyError,)
 
+    @property
+    def _secrets(self) -> Collection[str]:
+        query = {name: str(value) for name, value in self._connected.url.query.items()}
+        return secrets_of({"url password": self.url, "password": str(self._connected.url.password or ""), **query})
+
     # --- what the database says ---------------------------------------------------------------------------------------
 
     def _state(self) -> TableState | None:
@@ -88,7 +97,8 @@ class SqlSink(TableSink):
             found = None
             if inspector.has_table(OUTPUTS, self.schema):
                 row = connection.execute(sa.select(outputs).where(outputs.c.name == self.table)).first()
-                found = None if row is None else TableState(int(row.output), None if row.epoch < 0 else int(row.epoch))
+                if row is not None:
+                    found = TableState(int(row.output), None if row.epoch < 0 else int(row.epoch), int(row.line))
             if inspector.has_table(self.table, self.schema):
                 if found is None:
                     raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
@@ -105,6 +115,7 @@ class SqlSink(TableSink):
             sa.Column("name", sa.String(255), primary_key=True),
             sa.Column("output", sa.BigInteger, nullable=False),
             sa.Column("epoch", sa.BigInteger, nullable=False),
+            sa.Column("line", sa.BigInteger, nullable=False),
         )
 
     # --- transactions -------------------------------------------------------------------------------------------------
@@ -115,34 +126,36 @@ class SqlSink(TableSink):
         with self._connected.begin() as connection:
             outputs.create(connection, checkfirst=True)
             connection.execute(outputs.delete().where(outputs.c.name == self.table))
-            connection.execute(outputs.insert(), {"name": self.table, "output": output, "epoch": -1})
+            connection.execute(outputs.insert(), {"name": self.table, "output": output, "epoch": -1, "line": 0})
             table.create(connection)
         return TableState(output, None)
 
-    def _add(self, rows: pa.Table, t: int, state: TableState) -> None:
+    def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         table = self._table_of(rows.schema)
         self._check(rows)
         with self._connected.begin() as connection:
             self._add_columns(connection, table)
-            self._move(connection, state, t)
+            self._move(connection, state, now)
             for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
                 if batch.num_rows:
                     connection.execute(table.insert(), self._values(batch))
 
-    def _remove(self, after: int, state: TableState) -> None:
+    def _remove(self, now: TableState, state: TableState) -> None:
         import sqlalchemy as sa  # noqa: PLC0415
 
+        after = -1 if now.epoch is None else now.epoch
         table = sa.Table(self.table, sa.MetaData(schema=self.schema), sa.Column(EPOCH_COLUMN, sa.BigInteger))
         with self._connected.begin() as connection:
-            self._move(connection, state, after)
+            self._move(connection, state, now)
             connection.execute(table.delete().where(table.c[EPOCH_COLUMN] > after))
 
-    def _move(self, connection: Connection, state: TableState, t: int) -> None:
-        """Says that epoch `t` is the last one. Raises StorageError where it is not the one that it was."""
+    def _move(self, connection: Connection, state: TableState, now: TableState) -> None:
+        """Says `now` where the table says `state`. Raises StorageError where it does not."""
         outputs = self._outputs
-        before = -1 if state.epoch is None else state.epoch
-        mine = (outputs.c.name == self.table) & (outputs.c.output == state.output) & (outputs.c.epoch == before)
-        if connection.execute(outputs.update().where(mine).values(epoch=t)).rowcount != 1:
+        before, after = (-1 if one.epoch is None else one.epoch for one in (state, now))
+        mine = (outputs.c.name == self.table) & (outputs.c.output == state.output)
+        mine &= (outputs.c.epoch == before) & (outputs.c.line == state.line)
+        if connection.execute(outputs.update().where(mine).values(epoch=after, line=now.line)).rowcount != 1:
             raise StorageError(f"{self} was changed meanwhile: another driver gives it epochs")
 
     def _add_columns(self, connection: Connection, table: Table) -> None:
@@ -209,7 +222,7 @@ def _type_of(field: pa.Field, *, is_sqlite: bool) -> TypeEngine[Any]:
     if pa.types.is_decimal(type_):
         return sa.Text() if is_sqlite else sa.Numeric(type_.precision, type_.scale)
     if pa.types.is_timestamp(type_):
-        return sa.DateTime(timezone=type_.tz is not None)
+        return _time(has_zone=type_.tz is not None)
     for is_it, made in _types():
         if is_it(type_):
             return made
@@ -217,6 +230,15 @@ def _type_of(field: pa.Field, *, is_sqlite: bool) -> TypeEngine[Any]:
         f"column {field.name!r} has type {type_}, which a SqlSink does not write: take its parts in a select before, or its "
         f"text (to_json({field.name}))"
     )
+
+
+def _time(*, has_zone: bool) -> TypeEngine[Any]:
+    """Returns a type with microseconds. Some databases have fewer digits where nothing is said."""
+    import sqlalchemy as sa  # noqa: PLC0415
+    from sqlalchemy.dialects import mssql, mysql  # noqa: PLC0415
+
+    with_digits = sa.DateTime(timezone=has_zone).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    return with_digits.with_variant(mssql.DATETIMEOFFSET(6) if has_zone else mssql.DATETIME2(6), "mssql")  # type: ignore[no-untyped-call]
 
 
 def _types() -> Sequence[tuple[Any, TypeEngine[Any]]]:

@@ -3,6 +3,7 @@
 Invariants
 - An epoch is in the table exactly once, or not yet: the transaction that adds its rows says which epoch it is, and
   is refused where the table has it already. So two drivers, one of which is fenced, do not both add it.
+- An epoch follows one of the same line: a driver that was replaced by a rewind or a promotion adds nothing more.
 - A table has the output of one stage of one store. It keeps a number by which the store knows it again.
 - What is withdrawn goes in one transaction too, with the number of the epoch that is then the last.
 """
@@ -10,11 +11,13 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _OUTPUT_DIGITS = 12
 """A number of so many digits fits into 64 bits, which is what tables can keep of it."""
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+_SECRET = re.compile(r"password|pwd|secret|token|key|credential|sas", re.IGNORECASE)
 _NO_CAUSE = re.compile(r"\d+: |Help: |\[SQL: |\(Background on this error")
 """How lines begin, after which an error of a library says nothing more of its cause."""
 
@@ -39,6 +43,8 @@ class TableState:
     """The number by which the store knows its output."""
     epoch: int | None
     """The last epoch that it has; None: none."""
+    line: int = 0
+    """A number of the timeline that this epoch is of."""
     table: Any = field(default=None, compare=False)
     """The table as it was then, for libraries that write on top of what they read."""
 
@@ -55,12 +61,14 @@ class TableSink(ABC):
         """Makes the table, without rows, for rows of a schema. It says its number, and that it has no epoch."""
 
     @abstractmethod
-    def _add(self, rows: pa.Table, t: int, state: TableState) -> None:
-        """Adds the rows of epoch `t` in one transaction. `state`: what the table said before."""
+    def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
+        """Adds the rows of epoch `now.epoch` in one transaction, after which the table says `now`. `state`: what it said
+        before. Raises StorageError where it does not say that any more.
+        """
 
     @abstractmethod
-    def _remove(self, after: int, state: TableState) -> None:
-        """Removes the rows of the epochs after `after` in one transaction, and says that `after` is the last."""
+    def _remove(self, now: TableState, state: TableState) -> None:
+        """Removes the rows of the epochs after `now.epoch` in one transaction, as `_add` does."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -69,8 +77,10 @@ class TableSink(ABC):
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         with self._errors("read"):
             state = self._own(marks)
-        if state is not None and state.epoch is not None and state.epoch >= t:
-            return False
+        if state is not None and state.epoch is not None:
+            self._check_line(state.epoch, state.line, marks)
+            if state.epoch >= t:
+                return False
         rows = changes().toArrow()
         if state is None:
             output = int(Env().token(), 16) % 10**_OUTPUT_DIGITS
@@ -79,7 +89,7 @@ class TableSink(ABC):
                 state = self._make(rows.schema, output)
         marks.mark(t)  # of which line the epoch is; the table alone says whether it was given
         with self._errors(f"write epoch {t} to"):
-            self._add(rows, t, state)
+            self._add(rows, TableState(state.output, t, _number_of(marks.line_of(t))), state)
         return True
 
     def is_begun(self, marks: DeliveryLog) -> bool:
@@ -95,7 +105,8 @@ class TableSink(ABC):
         with self._errors(f"withdraw the epochs after {after} from"):
             state = self._own(marks)
             if state is not None and state.epoch is not None and state.epoch > after:
-                self._remove(after, state)
+                line = 0 if after < 0 else _number_of(marks.line_of(after))
+                self._remove(TableState(state.output, None if after < 0 else after, line), state)
         marks.take_back(marks.after(after))
 
     def _own(self, marks: DeliveryLog) -> TableState | None:
@@ -108,6 +119,13 @@ class TableSink(ABC):
             )
         return state
 
+    def _check_line(self, epoch: int, line: int, marks: DeliveryLog) -> None:
+        """Raises StorageError where the table's last epoch is of a timeline that is not the job's: the job was replaced."""
+        if line not in {_number_of(one) for one in marks.lines()}:
+            raise StorageError(
+                f"{self} has epoch {epoch} of another line: another driver goes on with the store, after a rewind or a promotion"
+            )
+
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
         """Maps what the library of the table raises to StorageError."""
@@ -116,12 +134,32 @@ class TableSink(ABC):
         except NosyncError:
             raise
         except self._raised as error:
-            raise StorageError(f"cannot {doing} {self}: {said_by(error)}") from error
+            said = said_by(error)
+            has_secret = any(one and one in str(error) for one in self._secrets)
+            for one in self._secrets:
+                said = said.replace(one, "***") if one else said
+            raise StorageError(f"cannot {doing} {self}: {said}") from (None if has_secret else error)
+
+    @property
+    def _secrets(self) -> Collection[str]:
+        """Texts that no error may have in it."""
+        return ()
 
     @property
     @abstractmethod
     def _raised(self) -> tuple[type[Exception], ...]:
         """What the library of the table raises."""
+
+
+def _number_of(line: str) -> int:
+    return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8]) >> 2
+
+
+def secrets_of(settings: Mapping[str, str]) -> list[str]:
+    """Returns what of some settings no error may say: passwords, keys, and URLs with a user in them."""
+    found = {value for name, value in settings.items() if _SECRET.search(name) or "@" in value or _SECRET.search(value)}
+    passwords = (urlsplit(value).password for value in found if "://" in value)
+    return sorted({*found, *filter(None, passwords)} - {""}, key=len, reverse=True)
 
 
 def said_by(error: BaseException) -> str:

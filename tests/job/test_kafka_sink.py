@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -169,6 +170,60 @@ def test_brokers_that_do_not_answer_are_said_and_the_epoch_is_given_again(
         delivery.deliver(1)
     delivery_of(store, sink_of(servers, topic))  # type: ignore[arg-type]
     assert {epoch_of(m) for m in read(servers, topic, bool)} == {1}
+
+
+def test_what_was_sent_in_part_is_withdrawn_where_the_epoch_is_another_one(
+    open_store: OpenStore, servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_sink, "_messages", as_messages)
+    store, sink = open_store(retain=100), sink_of(servers, topic)
+    run_one = delivery_of(store, sink)  # type: ignore[arg-type]
+    for t in (0, 1):
+        StoreRunner(flow_of(), store, t, shards=1).advance(t, pa.table({"k": ["a", "b"], "v": [t, t]}))
+        if t == 0:
+            run_one.deliver(0)
+    send = nosync.KafkaSink._send
+
+    def some_sent(sink: nosync.KafkaSink, messages: Any, what: str, partition: int | None = None) -> None:
+        send(sink, list(messages)[:1], what, partition)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nosync.KafkaSink, "_send", some_sent)
+        with pytest.raises(Killed):
+            run_one.deliver(1)
+    assert sink.last_given(run_one.marks("sums")) == 0
+    store.rewind(0, keep_as="before")
+    delivery_of(store, sink)  # type: ignore[arg-type]
+    found = read(servers, topic, lambda found: len(found) > 3)
+    said = {m.partition() for m in found if m.key() == b"nosync.withdrawn_after"}
+    assert said >= {m.partition() for m in found if m.value() is not None and epoch_of(m) == 1}
+    assert said
+    assert sink.last_given(delivery_of(store, sink).marks("sums")) == 0  # type: ignore[arg-type]
+
+
+def test_a_topic_of_which_brokers_know_nothing_is_not_taken_for_one_without_partitions(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(servers, topic)
+    for error, said in ((confluent_kafka.KafkaError(3), "Unknown topic"), (None, "it has none")):
+        known = SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
+        monkeypatch.setattr(
+            nosync.KafkaSink, "_kafka", SimpleNamespace(list_topics=lambda *_, known=known, **__: known)
+        )
+        with pytest.raises(nosync.StorageError, match=f"partitions of topic {topic}: .*{said}"):
+            sink._partitions()
+
+
+@pytest.mark.spark
+def test_times_keep_their_microseconds(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT timestamp'2024-01-01 00:00:00.000001Z' AS at, timestamp_ntz'2024-01-01 00:00:00.5' AS local, "
+        "'insert' AS _change_type, 0L AS _epoch"
+    )
+    ((key, value, _),) = kafka_sink._messages(rows, ["at"], 0)
+    assert json.loads(key or b"") == {"at": "2024-01-01T00:00:00.000001Z"}
+    assert json.loads(value or b"") == {"at": "2024-01-01T00:00:00.000001Z", "local": "2024-01-01T00:00:00.500000"}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import pytest
 import nosync
 from nosync.job.delivery import Delivery
 from nosync.job.position import Position
-from nosync.job.table_sink import TableSink
+from nosync.job.table_sink import TableSink, TableState, secrets_of
 from nosync.lsm.facts.deliveries import DeliveryLog
+from nosync.replication.remote.bucket import UnavailableError
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.patient import PatientBucket
 from tests.conftest import OpenStore
@@ -201,7 +202,7 @@ def test_another_driver_does_not_add_an_epoch_that_is_there(open_store: OpenStor
     assert state is not None
     run(store, table.sink(), 6)
     with pytest.raises(nosync.StorageError, match=r"was changed meanwhile: another driver gives it epochs"):
-        sink._add(store.changes("sums", 2, 3), 3, state)
+        sink._add(store.changes("sums", 2, 3), TableState(state.output, 3, state.line), state)
     assert not sink.deliver(lambda: pytest.fail("it has that"), 3, marks)
     assert table.rows(*COLUMNS) == expected(store, 5)
 
@@ -214,8 +215,60 @@ def test_what_others_commit_to_an_iceberg_table_meanwhile_is_no_driver(open_stor
     table = output.iceberg().load_table("shop.sums")
     table.delete("_epoch = 1")
     StoreRunner(flow_of(), store, 3, shards=1).advance(3, rows_of(3))
-    sink._add(store.changes("sums", 2, 3), 3, state)
+    sink._add(store.changes("sums", 2, 3), TableState(state.output, 3, state.line), state)
     assert output.rows(*COLUMNS) == [row for row in expected(store, 3) if row[0] != 1]
+
+
+def test_epochs_without_rows_are_withdrawn_as_well(open_store: OpenStore, output: Output) -> None:
+    store, sink = open_store(retain=100), output.sink()
+    run(store, sink, 5)
+    marks = delivery_of(store, sink).marks("sums")
+    assert (sink.last_given(marks), rows_of(4).num_rows) == (4, 0)
+    sink.withdraw(3, marks)
+    assert output.sink().last_given(marks) == 3
+    assert output.rows(*COLUMNS) == expected(store, 3)
+    sink.withdraw(-1, marks)
+    assert (output.sink().last_given(marks), output.rows(*COLUMNS)) == (None, [])
+
+
+def test_a_driver_that_was_replaced_by_a_rewind_adds_nothing(open_store: OpenStore, table: Output) -> None:
+    """It sealed an epoch and stood still, and the table has as many epochs as when it looked."""
+    store, sink = open_store(retain=100), table.sink()
+    run(store, sink, 4)
+    stale, rows = delivery_of(store, sink).marks("sums"), store.changes("sums", 2, 3)
+    sink.withdraw(1, stale)
+    seen = sink._state()
+    assert seen is not None
+    store.rewind(1, keep_as="before")
+    marks = delivery_of(store, table.sink()).marks("sums")
+    assert table.sink().deliver(lambda: Frame(store.changes("sums", 0, 1)), 2, marks)  # type: ignore[arg-type,return-value]
+    before = table.rows(*COLUMNS)
+    with pytest.raises(nosync.StorageError, match="has epoch 2 of another line: another driver goes on with the store"):
+        sink.deliver(lambda: Frame(rows), 3, stale)  # type: ignore[arg-type,return-value]
+    with pytest.raises(nosync.StorageError, match="was changed meanwhile"):
+        sink._add(rows, TableState(seen.output, 2, seen.line), seen)
+    assert table.rows(*COLUMNS) == before
+
+
+def test_an_object_whose_answer_was_lost_is_withdrawn(
+    open_store: OpenStore, tmp_path: Path, objects: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, store = Output("parquet-s3", tmp_path, objects), open_store(retain=100)
+    put, sink = PatientBucket.put_new, output.sink()
+
+    def lost(bucket: PatientBucket, name: str, data: bytes) -> bool:
+        found = put(bucket, name, data)
+        if "epoch=2" in name:
+            raise UnavailableError("no answer")
+        return found
+
+    monkeypatch.setattr(PatientBucket, "put_new", lost)
+    with pytest.raises(nosync.RemoteError, match="no answer"):
+        run(store, sink, 3)
+    monkeypatch.undo()
+    marks = delivery_of(store, sink).marks("sums")
+    sink.withdraw(1, marks)
+    assert output.rows(*COLUMNS) == expected(store, 1)
 
 
 # --- tables of others, and what a table does not take -----------------------------------------------------------------
@@ -341,7 +394,8 @@ def test_a_nan_does_not_become_null_in_sqlite(open_store: OpenStore, tmp_path: P
     ("make", "message"),
     [
         (lambda: nosync.SqlSink("sums.db", "sums"), "needs the URL of a database, as in postgresql"),
-        (lambda: nosync.SqlSink("nosuch://u:secret@h/d", "sums"), "needs the URL of a database"),
+        (lambda: nosync.SqlSink("nosuch://u:secret@h/d", "sums"), "that SQLAlchemy does not know: .*nosuch"),
+        (lambda: nosync.SqlSink("postgresql+psycopg://u:p@ss:secret@h/d", "sums"), "written as %40"),
         (
             lambda: nosync.SqlSink("mysql+pymysql://h/d", "sums"),
             "the driver of this database is not installed: pip install pymysql",
@@ -358,13 +412,34 @@ def test_a_mistake_is_said_where_it_is_made(make: Callable[[], object], message:
     assert "secret" not in str(error.value)
 
 
-def test_no_password_is_shown(tmp_path: Path, open_store: OpenStore) -> None:
-    sink = nosync.SqlSink("postgresql+psycopg://u:secret@127.0.0.1:1/d", "sums")
-    with pytest.raises(
-        nosync.StorageError, match=r"cannot read table sums of postgresql\+psycopg://u:\*\*\*@127"
-    ) as error:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nosync.SqlSink("postgresql+psycopg://u:secret@127.0.0.1:1/d", "sums"),
+        lambda: nosync.SqlSink("postgresql+psycopg://127.0.0.1:1/d?user=u&password=secret", "sums"),
+        lambda: nosync.IcebergSink("shop.sums", "c", {"uri": "mysql+pymysql://u:secret@h/d"}),
+        lambda: nosync.DeltaSink(
+            "s3://b/t", {"aws_secret_access_key": "secret", "aws_region": "nowhere", "max_retries": "0"}
+        ),
+    ],
+)
+def test_no_password_is_shown(open_store: OpenStore, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    sink = make()
+    with pytest.raises(nosync.StorageError, match=r"cannot read (table|the)") as error:
         run(open_store(), sink, 1)
-    assert "secret" not in f"{error.value} {sink!r} {sink}"
+    assert "secret" not in f"{error.value} {error.value.__cause__} {sink!r} {sink}"
+
+
+def test_what_no_error_says() -> None:
+    settings = {
+        "uri": "mysql://u:pass@h/d",
+        "type": "sql",
+        "s3.secret-access-key": "abc",
+        "warehouse": "s3://b",
+        "token": "",
+    }
+    assert secrets_of(settings) == ["mysql://u:pass@h/d", "pass", "abc"]
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, open_store: OpenStore) -> None:
