@@ -110,6 +110,8 @@ HEADLINES = [
     Headline("the same with 2.7 GB of state", "takeover_hosts", LOST.format("6,000,000"), "s", baseline=UNTIL),
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
+    Headline("another number of shards, 1,000,000 keys", "rescaling_shards", "another number of shards"),
+    Headline("the first epoch after it", "rescaling_shards", "and the first epoch"),
     Headline("replay 4 of 40 epochs with other code in 4 of 5 stages", "what_if", "replay 4", baseline="all 40"),
     Headline("a batch of an unchanged query, watched", "checkpoints_kept", "batch of", "ms a batch", engine=WATCHED),
     Headline("the same behind the door, async", "checkpoints_kept", "batch of", "ms a batch", engine="door, async"),

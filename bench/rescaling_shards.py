@@ -33,11 +33,15 @@ WARM = 3
 def run(scale: str) -> Iterator[Result]:
     keys = KEYS[scale]
     mine, theirs = alone(_ours, keys), alone(_by_spark, keys)
-    names = ("another number of shards", "and the first epoch after it", f"an epoch before it, of {ROWS:,} rows")
-    for name, ours, its in zip(names, mine, theirs, strict=True):
+    rows = (
+        ("another number of shards", "Structured Streaming: offline repartition of the state"),
+        ("and the first epoch after it", "Structured Streaming, started again until its first batch is done"),
+        (f"an epoch before it, of {ROWS:,} rows", "Structured Streaming"),
+    )
+    for (name, peer), ours, its in zip(rows, mine, theirs, strict=True):
         yield Result(
             f"{name}, {keys:,} keys, {BEFORE} to {AFTER}", "nosync", ours, "s",
-            "Structured Streaming: offline repartition of the state", its, ours / its,
+            peer, its, ours / its,
         )  # fmt: skip
 
 
@@ -65,7 +69,9 @@ def _by_spark(keys: int) -> tuple[float, float, float]:
     with checkpoint_directory() as checkpoint:
         with conf_set(spark, {**STREAMING, CHANGELOG: "true", "spark.sql.shuffle.partitions": str(BEFORE)}):
             before_s = _batches(_started(spark, checkpoint), keys // ROWS + WARM)
-            rescale_s = timed(partial(spark._streamingCheckpointManager.repartition, checkpoint, AFTER))
+            # The source never ends, so the query is stopped within a batch: that is allowed, for a sink for nothing.
+            repartition = partial(spark._streamingCheckpointManager.repartition, enforce_exactly_once_sink=False)
+            rescale_s = timed(partial(repartition, checkpoint, AFTER))
         with conf_set(spark, {**STREAMING, CHANGELOG: "true", "spark.sql.shuffle.partitions": str(AFTER)}):
             began = time.perf_counter()
             _batches(_started(spark, checkpoint), 1)
