@@ -15,6 +15,8 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import SINKS
 
 _KEPT_EPOCHS = 1000
+_OUTPUT_DIGITS = 12
+"""A number of so many digits fits into 64 bits, which is what some outputs can keep of it."""
 _OWED, _FIRST, _OUTPUT, _UNSENT = "_owed", "_first", "_output", "_unsent"
 """In the place of a timeline, whose ids are like `main` or the name of an entry: what is to be given again; the first
 epoch that a sink is given; the numbers that sinks gave their output; what is marked and may not have been given in full.
@@ -46,10 +48,6 @@ class DeliveryLog:
     def line_of(self, t: int) -> str:
         """Returns the timeline that an epoch of the job's is sealed on."""
         return next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
-
-    def lines(self) -> list[str]:
-        """Returns the timelines that epochs of the job's are of."""
-        return list(self._held)
 
     def left_after(self) -> int | None:
         """Returns the epoch after which another timeline that was marked goes a way of its own, the earliest; None:
@@ -122,9 +120,11 @@ class DeliveryLog:
         """Returns what `begin_sending` said, until it is taken back."""
         return self._of(_UNSENT)
 
-    def own(self, output: str) -> None:
-        """Records the number of a sink's output, by which it is known again. Durable when this returns."""
+    def own(self) -> str:
+        """Returns a new number for a sink's output, by which it is known again. Its record is durable when this returns."""
+        output = str(int(self._env.token(), 16) % 10**_OUTPUT_DIGITS)
         add_element(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
+        return output
 
     def owns(self, output: str) -> bool:
         """Returns whether `own` said so, for this stage of this store."""

@@ -61,9 +61,8 @@ class Keep:
         with storage_errors("list", self.root):
             self.env.list_dir(self.root)  # which refuses a link: it would lead out of the data directory
         sizes = {path: self._size_bytes(self.root / path) for path in files_below(self.root, self.env)}
-        self.index = FileIndex(
-            {path: size for path, size in sizes.items() if size is not None}
-        )  # None: a daemon removed it
+        # What has no size any more was removed by a daemon just now.
+        self.index = FileIndex({path: size for path, size in sizes.items() if size is not None})
         self.closures = Closures(self.index, self.read, self.head)
 
     def read(self, path: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -161,29 +161,33 @@ def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] =
     if len(kept) < batches or not restorable.keys() >= set(pinned):
         return set()
     needed = {path for t in {*kept, *pinned} for path in restorable[t]}
-    return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0])}
+    named = _named_by_snapshots(keep, kept[0])
+    return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0], named)}
 
 
-def _is_before(keep: Keep, path: str, oldest: Batch) -> bool:
+def _is_before(keep: Keep, path: str, oldest: Batch, named: Mapping[str, int]) -> bool:
     """Returns whether a file is of batches before the oldest that is kept: others may still be needed by later ones."""
     file = parse(path.removesuffix(".crc"))
     if isinstance(file, StateFile):
         return file.version <= oldest
     if isinstance(file, StorePart):  # of snapshots that go as well. One that none names comes before its snapshot does
-        versions = keep.index.versions(file.store)
-        snapshots = [one for files in versions.values() for one in files if one.form is Form.ZIP]
-        named_by = [one.version for one in snapshots if file.path in _parts(keep, one, oldest)]
-        return bool(named_by) and max(named_by) <= oldest
+        return file.path in named and named[file.path] <= oldest
     if isinstance(file, SourceFile):  # beyond what the oldest batch reads, a later one reads it
         return file.number <= keep.closures.offsets(oldest).log_ends.get(file.source, -1)
     return isinstance(file, BatchFile) and file.batch < oldest - 1
 
 
-def _parts(keep: Keep, snapshot: StateFile, oldest: Batch) -> list[str]:
-    """Returns the paths of what a snapshot names; nothing for a damaged one that goes."""
-    with contextlib.suppress(*(CorruptionError,) if snapshot.version <= oldest else ()):
-        return [f"{snapshot.store.directory}/{part.name}" for part in keep.closures.parts(snapshot.path)]
-    return []
+def _named_by_snapshots(keep: Keep, oldest: Batch) -> dict[str, int]:
+    """Returns what snapshots name, each with the newest version that does. A damaged snapshot that goes names nothing."""
+    found: dict[str, int] = {}
+    for store in keep.index.stores():
+        for version, files in keep.index.versions(store).items():
+            for snapshot in (one for one in files if one.form is Form.ZIP):
+                with contextlib.suppress(*(CorruptionError,) if version <= oldest else ()):
+                    for part in keep.closures.parts(snapshot.path):
+                        path = f"{store.directory}/{part.name}"
+                        found[path] = max(version, found.get(path, version))
+    return found
 
 
 def _directory(keep: Keep) -> PurePosixPath:

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, missing, said_by, secrets_of
+from nosync.job.table_sink import TableSink, TableState, needs, said_by, secrets_of
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,10 +45,7 @@ class DeltaSink(TableSink):
     def __post_init__(self) -> None:
         if not os.fspath(self.path):
             raise InvalidInputError("a DeltaSink needs the path or the URL of a table: it is empty")
-        try:
-            import deltalake  # noqa: F401, PLC0415 - an extra
-        except ImportError as error:
-            raise missing(error, "DeltaSink", "delta") from None
+        needs("deltalake", "delta", self)
 
     def __str__(self) -> str:
         return f"the Delta table {os.fspath(self.path)}"
@@ -59,8 +57,7 @@ class DeltaSink(TableSink):
         output, epoch = table.transaction_version(_OUTPUT), table.transaction_version(_EPOCH)
         if output is None or epoch is None:
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
-        line = table.transaction_version(_LINE) or 0
-        return TableState(output, None if epoch < 0 else epoch, line, table)
+        return TableState(output, epoch, table.transaction_version(_LINE) or 0, table)
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         from deltalake import DeltaTable  # noqa: PLC0415
@@ -70,9 +67,9 @@ class DeltaSink(TableSink):
             schema,
             configuration={"delta.checkpointInterval": str(_COMMITS_A_CHECKPOINT)},
             storage_options=self._options,
-            commit_properties=_says({_OUTPUT: output, _EPOCH: -1}),
+            commit_properties=_says({_OUTPUT: output, _EPOCH: BEFORE_FIRST_EPOCH}),
         )
-        return TableState(output, None, table=table)
+        return TableState(output, table=table)
 
     def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         from deltalake import write_deltalake  # noqa: PLC0415
@@ -83,10 +80,9 @@ class DeltaSink(TableSink):
     def _remove(self, now: TableState, state: TableState) -> None:
         import pyarrow as pa  # noqa: PLC0415
 
-        after = -1 if now.epoch is None else now.epoch
         with self._alone():
-            state.table.delete(f"{EPOCH_COLUMN} > {after}", commit_properties=_as(now))
-        if state.table.transaction_version(_EPOCH) != after:  # where no row goes, Delta commits nothing
+            state.table.delete(f"{EPOCH_COLUMN} > {now.epoch}", commit_properties=_as(now))
+        if state.table.transaction_version(_EPOCH) != now.epoch:  # where no row goes, Delta commits nothing
             self._add(pa.schema(state.table.schema().to_arrow()).empty_table(), now, state)
 
     @contextlib.contextmanager
@@ -128,7 +124,7 @@ class DeltaSink(TableSink):
 
 
 def _as(state: TableState) -> CommitProperties:
-    return _says({_EPOCH: -1 if state.epoch is None else state.epoch, _LINE: state.line})
+    return _says({_EPOCH: state.epoch, _LINE: state.line})
 
 
 def _says(versions: Mapping[str, int]) -> CommitProperties:

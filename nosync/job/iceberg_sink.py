@@ -8,10 +8,11 @@ the other one may have added the same epoch. After compactions and the like by o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, missing, secrets_of
+from nosync.job.table_sink import TableSink, TableState, needs, secrets_of
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
 
@@ -42,10 +43,7 @@ class IcebergSink(TableSink):
     def __post_init__(self) -> None:
         if "." not in self.table.strip("."):
             raise InvalidInputError(f"table {self.table!r}: say its namespace, too, as in 'shop.spending'")
-        try:
-            import pyiceberg.catalog  # noqa: F401, PLC0415 - an extra
-        except ImportError as error:
-            raise missing(error, "IcebergSink", "iceberg") from None
+        needs("pyiceberg.catalog", "iceberg", self)
 
     def __str__(self) -> str:
         return f"the Iceberg table {self.table} of catalog {self.catalog!r}"
@@ -56,15 +54,14 @@ class IcebergSink(TableSink):
             return None
         if _OUTPUT not in table.properties:
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
-        epoch = int(table.properties[_EPOCH])
-        line = int(table.properties[_LINE])
-        return TableState(int(table.properties[_OUTPUT]), None if epoch < 0 else epoch, line, table)
+        output, epoch, line = (int(table.properties[name]) for name in (_OUTPUT, _EPOCH, _LINE))
+        return TableState(output, epoch, line, table)
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
-        catalog = self._opened()
-        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        table = catalog.create_table(self.table, schema, properties={_OUTPUT: str(output), _EPOCH: "-1", _LINE: "0"})
-        return TableState(output, None, table=table)
+        state = TableState(output)
+        self._opened.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        table = self._opened.create_table(self.table, schema, properties={_OUTPUT: str(output), **_as(state)})
+        return replace(state, table=table)
 
     def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         def add(transaction: Transaction) -> None:
@@ -77,10 +74,8 @@ class IcebergSink(TableSink):
         self._commit(add, now, state)
 
     def _remove(self, now: TableState, state: TableState) -> None:
-        after = -1 if now.epoch is None else now.epoch
-
         def remove(transaction: Transaction) -> None:
-            transaction.delete(f"{EPOCH_COLUMN} > {after}", snapshot_properties={_EPOCH: str(after)})
+            transaction.delete(f"{EPOCH_COLUMN} > {now.epoch}", snapshot_properties={_EPOCH: str(now.epoch)})
 
         self._commit(remove, now, state)
 
@@ -93,8 +88,7 @@ class IcebergSink(TableSink):
             table.metadata.properties[_RETRIES] = "0"  # in what was read; others read what the table says
             transaction = table.transaction()
             change(transaction)
-            epoch = -1 if now.epoch is None else now.epoch
-            transaction.set_properties({_EPOCH: str(epoch), _LINE: str(now.line)})
+            transaction.set_properties(_as(now))
             try:
                 transaction.commit_transaction()
                 return
@@ -110,11 +104,12 @@ class IcebergSink(TableSink):
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
 
         try:
-            found: Table = self._opened().load_table(self.table)
+            found: Table = self._opened.load_table(self.table)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         return found
 
+    @cached_property
     def _opened(self) -> Any:
         from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
@@ -127,3 +122,7 @@ class IcebergSink(TableSink):
     @property
     def _raised(self) -> tuple[type[Exception], ...]:
         return (Exception,)  # catalogs and file systems raise what their libraries raise
+
+
+def _as(state: TableState) -> dict[str, str]:
+    return {_EPOCH: str(state.epoch), _LINE: str(state.line)}

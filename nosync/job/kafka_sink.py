@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nosync.job.sinks import AT_LEAST_ONCE
-from nosync.job.table_sink import missing, said_by
+from nosync.job.table_sink import needs, said_by
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
@@ -54,15 +55,17 @@ class KafkaSink:
             raise InvalidInputError(
                 f"config= of a KafkaSink lacks {_SERVERS!r}: say where the brokers are, as in 'host:9092'"
             )
+        needs("confluent_kafka", "kafka", self)
+        _ = self._kafka
+
+    @cached_property
+    def _kafka(self) -> Any:
+        from confluent_kafka import KafkaException, Producer  # noqa: PLC0415
+
         try:
-            from confluent_kafka import KafkaException, Producer  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise missing(error, "KafkaSink", "kafka") from None
-        try:
-            producer = Producer({"enable.idempotence": True, **self.config})
+            return Producer({"enable.idempotence": True, **self.config})
         except (KafkaException, TypeError, ValueError) as error:
             raise InvalidInputError(f"config= of the KafkaSink for topic {self.topic}: {said_by(error)}") from None
-        object.__setattr__(self, "_producer", producer)
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         given = self.last_given(marks)
@@ -138,10 +141,6 @@ class KafkaSink:
             failed.append(error.args[0])
         if failed:
             raise StorageError(f"cannot send {what} to topic {self.topic}: {_told(failed[0])}")
-
-    @property
-    def _kafka(self) -> Any:
-        return self._producer  # type: ignore[attr-defined]
 
 
 def _told(error: Any) -> str:

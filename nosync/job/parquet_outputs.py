@@ -33,6 +33,10 @@ _INSTEAD = "An object store is s3://BUCKET/PREFIX, gs:// or az://; anything else
 class ParquetOutput(Protocol):
     """The output of one sink."""
 
+    @property
+    def place(self) -> str | Path:
+        """Returns its directory, absolute, or its URL."""
+
     def number(self) -> str | None:
         """Returns the number of the output; None: it has none yet."""
 
@@ -66,15 +70,15 @@ class DirectoryOutput:
     """See ParquetOutput: a directory `epoch=<t>` for each epoch, which Spark writes."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.place = self._root = root
 
     def number(self) -> str | None:
-        path = self.root / _NAME
+        path = self._root / _NAME
         with storage_errors("read", path):
             return _number(path.read_bytes() if path.exists() else b"")
 
     def begin(self, number: str) -> None:
-        path = self.root / _NAME
+        path = self._root / _NAME
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             begun = path.with_name(f".{_NAME}-{number}")
@@ -87,13 +91,13 @@ class DirectoryOutput:
         return self._of(t).exists()
 
     def epochs(self) -> list[int]:
-        return _epochs([path.name for path in self.root.glob(f"{_OF_EPOCH}*")])
+        return _epochs([path.name for path in self._root.glob(f"{_OF_EPOCH}*")])
 
     def look_again(self) -> None:
         """See ParquetOutput: it always does."""
 
     def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
-        target, staged = self._of(t), self.root / f".staged-{t}"
+        target, staged = self._of(t), self._root / f".staged-{t}"
         with storage_errors("write the output", target):
             if staged.exists():  # of an attempt that died
                 shutil.rmtree(staged)
@@ -108,13 +112,14 @@ class DirectoryOutput:
             shutil.rmtree(self._of(t))
 
     def _of(self, t: int) -> Path:
-        return self.root / f"{_OF_EPOCH}{t}"
+        return self._root / f"{_OF_EPOCH}{t}"
 
 
 class BucketOutput:
     """See ParquetOutput: an object `epoch=<t>/part-00000.parquet` for each epoch, which the driver writes."""
 
     def __init__(self, url: str) -> None:
+        self.place = url
         self._bucket: Bucket = PatientBucket(open_bucket(url), _ENV)
         self._known: set[int] | None = None
         """The epochs that are there. To list them takes a request for every thousand, and each epoch asks for them."""

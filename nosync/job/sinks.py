@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
-from nosync.lsm.platform.env import Env
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from nosync.job.parquet_outputs import ParquetOutput
 
 PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
-
-
-_NUMBER_DIGITS = 12
 
 
 class Sink(Protocol):
@@ -78,25 +75,20 @@ class ParquetSink:
     path: str | Path
 
     def __post_init__(self) -> None:
-        from nosync.job.parquet_outputs import DirectoryOutput, output_at  # noqa: PLC0415 - needs pyarrow
+        object.__setattr__(self, "path", self._there.place)
 
-        output = output_at(self.path)
-        if isinstance(output, DirectoryOutput):
-            object.__setattr__(self, "path", output.root)
-        object.__setattr__(self, "_output", output)
-
-    @property
+    @cached_property
     def _there(self) -> ParquetOutput:
-        return self._output  # type: ignore[attr-defined,no-any-return]
+        from nosync.job.parquet_outputs import output_at  # noqa: PLC0415 - only who has this sink needs an object store
+
+        return output_at(self.path)
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         self._check_own(marks)
         if self._there.has(t):
             return False
         if self._there.number() is None:
-            number = str(int(Env().token(), 16) % 10**_NUMBER_DIGITS)
-            marks.own(number)
-            self._there.begin(number)
+            self._there.begin(marks.own())
         # The mark says of which line the epoch is; the output alone says whether it was given.
         self._there.write(changes(), t, lambda: marks.mark(t))
         return True

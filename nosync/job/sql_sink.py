@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.job.table_sink import TableSink, TableState, missing, said_by, secrets_of
+from nosync.job.table_sink import TableSink, TableState, needs, said_by, secrets_of
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
 
@@ -42,16 +43,19 @@ class SqlSink(TableSink):
     schema: str | None = None
 
     def __post_init__(self) -> None:
-        try:
-            import sqlalchemy as sa  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise missing(error, "SqlSink", "sql") from None
+        needs("sqlalchemy", "sql", self)
         if not self.table or self.table == OUTPUTS:
             raise InvalidInputError(
                 f"table {self.table!r}: a SqlSink needs the name of a table for the rows of a stage"
             )
+        _ = self._connected
+
+    @cached_property
+    def _connected(self) -> Engine:
+        import sqlalchemy as sa  # noqa: PLC0415
+
         try:
-            engine = sa.create_engine(self.url)
+            return sa.create_engine(self.url)
         except ImportError as error:
             raise InvalidInputError(
                 f"the driver of this database is not installed: pip install {error.name}, or say another one, as in "
@@ -66,15 +70,10 @@ class SqlSink(TableSink):
                 "a SqlSink needs the URL of a database, as in postgresql+psycopg://user@host/database or sqlite:///file.db; in a "
                 "password, `@`, `:` and `/` are written as %40, %3A and %2F"
             ) from None
-        object.__setattr__(self, "_engine", engine)
 
     def __str__(self) -> str:
         where = self._connected.url.set(query={}).render_as_string(hide_password=True)  # a query may have a password
         return f"table {self.table if self.schema is None else f'{self.schema}.{self.table}'} of {where}"
-
-    @property
-    def _connected(self) -> Engine:
-        return self._engine  # type: ignore[attr-defined,no-any-return]
 
     @property
     def _raised(self) -> tuple[type[Exception], ...]:
@@ -98,7 +97,7 @@ class SqlSink(TableSink):
             if inspector.has_table(OUTPUTS, self.schema):
                 row = connection.execute(sa.select(outputs).where(outputs.c.name == self.table)).first()
                 if row is not None:
-                    found = TableState(int(row.output), None if row.epoch < 0 else int(row.epoch), int(row.line))
+                    found = TableState(int(row.output), int(row.epoch), int(row.line))
             if inspector.has_table(self.table, self.schema):
                 if found is None:
                     raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
@@ -122,13 +121,13 @@ class SqlSink(TableSink):
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         """Its row comes first: SQLite begins a transaction with a row, and not with a table."""
-        table, outputs = self._table_of(schema), self._outputs
+        table, outputs, state = self._table_of(schema), self._outputs, TableState(output)
         with self._connected.begin() as connection:
             outputs.create(connection, checkfirst=True)
             connection.execute(outputs.delete().where(outputs.c.name == self.table))
-            connection.execute(outputs.insert(), {"name": self.table, "output": output, "epoch": -1, "line": 0})
+            connection.execute(outputs.insert(), {"name": self.table, "output": output, **_as(state)})
             table.create(connection)
-        return TableState(output, None)
+        return state
 
     def _add(self, rows: pa.Table, now: TableState, state: TableState) -> None:
         table = self._table_of(rows.schema)
@@ -143,19 +142,17 @@ class SqlSink(TableSink):
     def _remove(self, now: TableState, state: TableState) -> None:
         import sqlalchemy as sa  # noqa: PLC0415
 
-        after = -1 if now.epoch is None else now.epoch
         table = sa.Table(self.table, sa.MetaData(schema=self.schema), sa.Column(EPOCH_COLUMN, sa.BigInteger))
         with self._connected.begin() as connection:
             self._move(connection, state, now)
-            connection.execute(table.delete().where(table.c[EPOCH_COLUMN] > after))
+            connection.execute(table.delete().where(table.c[EPOCH_COLUMN] > now.epoch))
 
     def _move(self, connection: Connection, state: TableState, now: TableState) -> None:
         """Says `now` where the table says `state`. Raises StorageError where it does not."""
         outputs = self._outputs
-        before, after = (-1 if one.epoch is None else one.epoch for one in (state, now))
         mine = (outputs.c.name == self.table) & (outputs.c.output == state.output)
-        mine &= (outputs.c.epoch == before) & (outputs.c.line == state.line)
-        if connection.execute(outputs.update().where(mine).values(epoch=after, line=now.line)).rowcount != 1:
+        mine &= (outputs.c.epoch == state.epoch) & (outputs.c.line == state.line)
+        if connection.execute(outputs.update().where(mine).values(**_as(now))).rowcount != 1:
             raise StorageError(f"{self} was changed meanwhile: another driver gives it epochs")
 
     def _add_columns(self, connection: Connection, table: Table) -> None:
@@ -201,6 +198,10 @@ class SqlSink(TableSink):
         with _representable():
             rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
         return rows
+
+
+def _as(state: TableState) -> dict[str, int]:
+    return {"epoch": state.epoch, "line": state.line}
 
 
 @contextlib.contextmanager

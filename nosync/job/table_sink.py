@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,14 +22,12 @@ from urllib.parse import urlsplit
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
-from nosync.lsm.platform.env import Env
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_OUTPUT_DIGITS = 12
-"""A number of so many digits fits into 64 bits, which is what tables can keep of it."""
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 _SECRET = re.compile(r"password|pwd|secret|token|key|credential|sas", re.IGNORECASE)
 _NO_CAUSE = re.compile(r"\d+: |Help: |\[SQL: |\(Background on this error")
@@ -41,8 +40,8 @@ class TableState:
 
     output: int
     """The number by which the store knows its output."""
-    epoch: int | None
-    """The last epoch that it has; None: none."""
+    epoch: int = BEFORE_FIRST_EPOCH
+    """The last epoch that it has."""
     line: int = 0
     """A number of the timeline that this epoch is of."""
     table: Any = field(default=None, compare=False)
@@ -77,19 +76,18 @@ class TableSink(ABC):
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         with self._errors("read"):
             state = self._own(marks)
-        if state is not None and state.epoch is not None:
-            self._check_line(state.epoch, state.line, marks)
+        if state is not None:
+            self._check_line(state, marks)
             if state.epoch >= t:
                 return False
         rows = changes().toArrow()
         if state is None:
-            output = int(Env().token(), 16) % 10**_OUTPUT_DIGITS
-            marks.own(str(output))
+            output = marks.own()
             with self._errors("make"):
-                state = self._make(rows.schema, output)
+                state = self._make(rows.schema, int(output))
         marks.mark(t)  # of which line the epoch is; the table alone says whether it was given
         with self._errors(f"write epoch {t} to"):
-            self._add(rows, TableState(state.output, t, _number_of(marks.line_of(t))), state)
+            self._add(rows, _state_after(t, state, marks), state)
         return True
 
     def is_begun(self, marks: DeliveryLog) -> bool:
@@ -99,14 +97,13 @@ class TableSink(ABC):
     def last_given(self, marks: DeliveryLog) -> int | None:
         with self._errors("read"):
             state = self._own(marks)
-        return None if state is None else state.epoch
+        return None if state is None or state.epoch == BEFORE_FIRST_EPOCH else state.epoch
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         with self._errors(f"withdraw the epochs after {after} from"):
             state = self._own(marks)
-            if state is not None and state.epoch is not None and state.epoch > after:
-                line = 0 if after < 0 else _number_of(marks.line_of(after))
-                self._remove(TableState(state.output, None if after < 0 else after, line), state)
+            if state is not None and state.epoch > after:
+                self._remove(_state_after(after, state, marks), state)
         marks.take_back(marks.after(after))
 
     def _own(self, marks: DeliveryLog) -> TableState | None:
@@ -119,11 +116,15 @@ class TableSink(ABC):
             )
         return state
 
-    def _check_line(self, epoch: int, line: int, marks: DeliveryLog) -> None:
-        """Raises StorageError where the table's last epoch is of a timeline that is not the job's: the job was replaced."""
-        if line not in {_number_of(one) for one in marks.lines()}:
+    def _check_line(self, state: TableState, marks: DeliveryLog) -> None:
+        """Raises StorageError where the table's last epoch is not the job's of that number: of two drivers one was replaced
+        by a rewind or a promotion. What is wrong in the table is withdrawn by the next job.
+        """
+        if state != _state_after(state.epoch, state, marks):
             raise StorageError(
-                f"{self} has epoch {epoch} of another line: another driver goes on with the store, after a rewind or a promotion"
+                f"{self} has epoch {state.epoch} of another line: another driver goes on with the store after a rewind or a "
+                "promotion, or added this after it was replaced. Make the job again: if it is the one that goes on, it mends the "
+                "table"
             )
 
     @contextlib.contextmanager
@@ -151,8 +152,11 @@ class TableSink(ABC):
         """What the library of the table raises."""
 
 
-def _number_of(line: str) -> int:
-    return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8]) >> 2
+def _state_after(t: int, before: TableState, marks: DeliveryLog) -> TableState:
+    """Returns what a table says whose last epoch is the job's epoch `t`. Lines are numbers, which every table can keep."""
+    if t <= BEFORE_FIRST_EPOCH:
+        return TableState(before.output)
+    return TableState(before.output, t, int.from_bytes(hashlib.sha256(marks.line_of(t).encode()).digest()[:8]) >> 1)
 
 
 def secrets_of(settings: Mapping[str, str]) -> list[str]:
@@ -170,6 +174,9 @@ def said_by(error: BaseException) -> str:
     return ": ".join(dict.fromkeys([parts[0], parts[-1]])) if parts else type(error).__name__
 
 
-def missing(error: ImportError, what: str, extra: str) -> NosyncError:
-    """Returns the error of a sink whose library is not installed."""
-    return InvalidInputError(f"{what} needs {error.name}: pip install 'nosync[{extra}]'")
+def needs(module: str, extra: str, sink: object) -> None:
+    """Raises InvalidInputError where the library of a sink is not installed."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidInputError(f"{type(sink).__name__} needs {error.name}: pip install 'nosync[{extra}]'") from None

@@ -42,7 +42,7 @@ _Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a file are: in a pack from an offset on, or in objects of their own, in parts."""
+    """Says where the bytes of a file are: in a pack from an offset on, or in objects of their own, in parts."""
 
     object: str
     offset: int = 0

@@ -102,7 +102,7 @@ def make_store(root: Path) -> None:
         marks.begin(0)
         marks.mark(3)
         marks.schedule_redelivery(2)
-        marks.own("17")
+        marks.own()
         DiscardedVersions(root, ENV).remember({"layers/words/x/0/a.layer": "0" * 64})
     for path in (root / "manifests" / "main").glob("*[0-9].json"):
         if "-" not in path.name:

@@ -208,9 +208,8 @@ def test_a_topic_of_which_brokers_know_nothing_is_not_taken_for_one_without_part
     sink = sink_of(servers, topic)
     for error, said in ((confluent_kafka.KafkaError(3), "Unknown topic"), (None, "it has none")):
         known = SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
-        monkeypatch.setattr(
-            nosync.KafkaSink, "_kafka", SimpleNamespace(list_topics=lambda *_, known=known, **__: known)
-        )
+        broker = SimpleNamespace(list_topics=lambda *_, known=known, **__: known)
+        monkeypatch.setitem(vars(sink), "_kafka", broker)
         with pytest.raises(nosync.StorageError, match=f"partitions of topic {topic}: .*{said}"):
             sink._partitions()
 

@@ -271,6 +271,22 @@ def test_an_object_whose_answer_was_lost_is_withdrawn(
     assert output.rows(*COLUMNS) == expected(store, 1)
 
 
+def test_what_a_driver_added_after_it_was_replaced_is_told_and_mended(open_store: OpenStore, table: Output) -> None:
+    """It adds its epoch just when the one that goes on has withdrawn it."""
+    store, sink = open_store(retain=100), table.sink()
+    run(store, sink, 4)
+    stale, rows = delivery_of(store, sink).marks("sums"), store.changes("sums", 1, 2)
+    sink.withdraw(1, stale)
+    store.rewind(1, keep_as="before")
+    marks = delivery_of(store, table.sink()).marks("sums")
+    assert sink.deliver(lambda: Frame(rows), 2, stale), "its line has that epoch"  # type: ignore[arg-type,return-value]
+    with pytest.raises(nosync.StorageError, match="has epoch 2 of another line"):
+        table.sink().deliver(lambda: Frame(rows), 2, marks)  # type: ignore[arg-type,return-value]
+    delivery_of(store, table.sink())
+    assert table.sink().last_given(marks) == 1
+    assert table.rows(*COLUMNS) == expected(store, 1)
+
+
 # --- tables of others, and what a table does not take -----------------------------------------------------------------
 
 

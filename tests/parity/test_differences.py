@@ -48,6 +48,23 @@ def test_null_keys_match_nothing_in_a_full_interval_join(spark: SparkSession, tm
     assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter(), "neither is over yet"
 
 
+def test_a_null_key_moves_the_watermark_of_a_join(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark leaves it out before the watermark, so what it would make final is not final there."""
+    case = BY_NAME["interval-left-append"]
+    day = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC)
+    events = rows((day, "a", 1), (day + datetime.timedelta(hours=2), "b", 2))
+    others = pa.table(
+        {
+            "seen": pa.array([day, day + datetime.timedelta(hours=2)], TYPES["at"]),
+            "j": pa.array(["z", None], pa.string()),
+            "y": [1, 2],
+        }
+    )
+    batches = [{"events": events, "others": others}]
+    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter()
+    assert [row[0] for row in by_nosync(case, batches, tmp_path / "nosync", 1)] == ["a"], "its time is over"
+
+
 def _least(streams: dict[str, DataFrame]) -> DataFrame:
     from pyspark.sql import functions as F
 
