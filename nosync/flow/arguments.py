@@ -44,6 +44,14 @@ class ExpressionArguments(Arguments):
 
 
 @dataclass(frozen=True)
+class TableArguments(Arguments):
+    """Holds the arguments of the source that has the changes of a table."""
+
+    table: str
+    """The name under which its rows are given."""
+
+
+@dataclass(frozen=True)
 class StaticJoinArguments(Arguments):
     """Holds the arguments of a join with a table that does not change."""
 

@@ -63,7 +63,7 @@ def hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
 def bind_keyed(bindings: Bindings, stage: Stage) -> None:
     """Binds an aggregate, an update or a dedupe."""
     if stage.kind == AGGREGATE and not stage.key:
-        stage = _over_all_rows(bindings, stage)
+        stage = over_all_rows(bindings, stage)
     upstream = bindings.stages[stage.inputs[0]]
     key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
     check_key(stage, key, upstream)
@@ -97,7 +97,7 @@ def bind_keyed(bindings: Bindings, stage: Stage) -> None:
         bindings.add_segment(bound, [bindings.edge(upstream.name, key)])
 
 
-def _over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
+def over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
     """Returns the aggregate by a key that is the same in all rows, which a stage before it adds to them."""
     upstream = bindings.stages[stage.inputs[0]]
     output = pa.schema([*upstream.output, pa.field(ALL_ROWS, ALL_ROWS_TYPE)])

@@ -16,6 +16,7 @@ from nosync.flow.arguments import (
     DedupeArguments,
     ExpressionArguments,
     StaticJoinArguments,
+    TableArguments,
     TimedJoinArguments,
     TimedUpdateArguments,
     arguments_of,
@@ -23,11 +24,11 @@ from nosync.flow.arguments import (
 from nosync.flow.bind_event_time import bind_first, bind_interval_join, bind_timed_update
 from nosync.flow.bind_keyed import bind_join, bind_keyed, bind_window
 from nosync.flow.bind_loops import bind_loop, close_loops
-from nosync.flow.bindings import Bindings, ParseDdl, change_fields
+from nosync.flow.bind_per_key import bind_per_key
+from nosync.flow.bindings import Bindings, ParseDdl, change_fields, check_made, on_no_rows
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import LATE, BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.internal_columns import is_ours
 from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
@@ -36,6 +37,7 @@ from nosync.flow.kinds import (
     JOIN,
     LOOP,
     MAP,
+    PER_KEY,
     SOURCE,
     STATIC_JOIN,
     UNION,
@@ -44,7 +46,7 @@ from nosync.flow.kinds import (
 )
 from nosync.flow.meanings import TODAYS, Meanings
 from nosync.flow.stage import Stage
-from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, UnionOptions
+from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, TableOptions, UnionOptions
 from nosync.kernels.expressions import Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, RESERVED, describe, nullable, plain
 from nosync.lsm.errors import FlowError, SchemaError
@@ -177,7 +179,8 @@ class _Binder:
                     "compare nor "
                     "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
                 )
-        bound = self._bindings.stage(stage, schema, changing=False, described=str(schema) + self._salt)
+        options = TableOptions(stage.arguments.table) if isinstance(stage.arguments, TableArguments) else NO_OPTIONS
+        bound = self._bindings.stage(stage, schema, changing=False, options=options, described=str(schema) + self._salt)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         if self._placements is None:
             placed_by = self._first_key(stage.name, schema)
@@ -258,31 +261,20 @@ class _Binder:
         kept_change = change_fields(upstream.rows_schema)
         if stage.schema is not None:
             return pa.schema([*self._bindings.parse(stage), *kept_change])
-        result = _on_no_rows(stage, upstream.rows_schema)
+        result = on_no_rows(stage, upstream.rows_schema)
         if upstream.changing and CHANGE_TYPE_COLUMN not in result.column_names:
             raise SchemaError(
                 f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"
             )
         kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
-        for name in kept:
-            if is_ours(name):
-                raise SchemaError(
-                    f"stage {stage.name}: its function makes a column {name!r}, a name that nosync uses itself: rename "
-                    "it"
-                )
-        unknown = [name for name in kept if pa.types.is_null(result.schema.field(name).type)]
-        if unknown:
-            raise SchemaError(
-                f"stage {stage.name}: on an empty table its function makes a column {unknown[0]!r} without a type: say "
-                "which it "
-                'has, as in pa.array(values, pa.float64()), or state schema="..."'
-            )
+        check_made(stage, result.select(kept).schema)
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
 
 
 _WITH_STATE = {
     AGGREGATE: bind_keyed,
     UPDATE: bind_keyed,
+    PER_KEY: bind_per_key,
     DEDUPE: bind_keyed,
     WINDOW: bind_window,
     JOIN: bind_join,
@@ -297,23 +289,6 @@ def jvm_options(stage: Stage) -> ExpressionOptions | StaticJoinOptions:
         join = arguments_of(stage, StaticJoinArguments)
         return StaticJoinOptions(table=join.table, on=join.on, how=join.how)
     return ExpressionOptions(expressions=arguments_of(stage, ExpressionArguments).expressions)
-
-
-def _on_no_rows(stage: Stage, given: pa.Schema) -> pa.Table:
-    """Returns what a map's function makes of an empty table."""
-    assert stage.function is not None, "a map has a function"
-    try:
-        result = stage.function(given.empty_table())
-    except Exception as error:
-        raise FlowError(
-            f"stage {stage.name}: cannot infer its output: on an empty table its function raised "
-            f'{type(error).__name__}: {error}. Make it work on no rows, or state schema="..."'
-        ) from error
-    if not isinstance(result, pa.Table):
-        raise SchemaError(
-            f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table"
-        )
-    return result
 
 
 def _check_same_columns(stage: Stage, inputs: Sequence[BoundStage]) -> None:

@@ -247,3 +247,34 @@ def change_fields(rows: pa.Schema) -> list[pa.Field]:
 def _aggregate_parts(aggregate: Aggregate) -> tuple[Any, ...]:
     parts = (aggregate.function, aggregate.column, aggregate.by, aggregate.limit)
     return parts if parts[2:] != (None, None) else parts[:2]
+
+
+def on_no_rows(stage: Stage, given: pa.Schema) -> pa.Table:
+    """Returns what the function of a map, or of a stage like it, makes of an empty table."""
+    assert stage.function is not None, "it has a function"
+    try:
+        result = stage.function(given.empty_table())
+    except Exception as error:
+        raise FlowError(
+            f"stage {stage.name}: cannot infer its output: on an empty table its function raised "
+            f'{type(error).__name__}: {error}. Make it work on no rows, or state schema="..."'
+        ) from error
+    if not isinstance(result, pa.Table):
+        raise SchemaError(
+            f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table"
+        )
+    return result
+
+
+def check_made(stage: Stage, made: pa.Schema) -> None:
+    """Raises SchemaError where a function makes columns that cannot be recorded under their names, or have no type."""
+    for field in made:
+        if is_ours(field.name):
+            raise SchemaError(
+                f"stage {stage.name}: its function makes a column {field.name!r}, a name that nosync uses itself: rename it"
+            )
+        if pa.types.is_null(field.type):
+            raise SchemaError(
+                f"stage {stage.name}: on an empty table its function makes a column {field.name!r} without a type: say which "
+                'it has, as in pa.array(values, pa.float64()), or state schema="..."'
+            )

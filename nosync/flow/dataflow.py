@@ -20,14 +20,16 @@ from nosync.flow.arguments import (
     ExpressionArguments,
     JoinArguments,
     StaticJoinArguments,
+    TableArguments,
     TimedJoinArguments,
     TimedUpdateArguments,
     WindowArguments,
     arguments_of,
 )
-from nosync.flow.ddl import columns_of
+from nosync.flow.ddl import columns_of, ddl_without
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
+from nosync.flow.keyed_operators import check_key_names
 from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
@@ -36,6 +38,7 @@ from nosync.flow.kinds import (
     LOOP,
     MAP,
     PART_SEPARATOR,
+    PER_KEY,
     SELECT,
     SOURCE,
     STATELESS,
@@ -49,14 +52,19 @@ from nosync.flow.per_key import PerKey
 from nosync.flow.persistence import NONE, asks_for_remote, parse_level
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage, own_methods
+from nosync.flow.tables import GIVEN_CHANGE_TYPE, NewestRows, source_of
+from nosync.flow.tables import VERSION as NEWEST_ROWS
+from nosync.flow.views import Query, View, translate
 from nosync.kernels.join_types import INNER
-from nosync.lsm.errors import FlowError, UnknownStageError
+from nosync.lsm.errors import FlowError, SchemaError, UnknownStageError
 from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 
+_OF_FUNCTIONS = (MAP, FILTER, UPDATE, PER_KEY)
+"""The kinds of stages that have a function of users."""
 _FOR_EXPRESSIONS = {MAP: "select()", FILTER: "where()"}
 """The methods to call in the place of these where there is no function."""
 
@@ -80,6 +88,9 @@ class Dataflow:
         """The level that was given. None: on as many nodes as the store keeps, which is one where it is alone."""
         self._stages: dict[str, Stage] = {}
         self._known: dict[str, Known] = {}
+        self._views: dict[str, View] = {}
+        self.asked: object = None
+        """What Spark's side knows of the stages, so that it is asked once while views are declared."""
         self._loop: str | None = None  # the loop whose body is being built
 
     def source(self, name: str, schema: str, *, persist: str | None = None, at_safe_point: str = KEEP) -> Stage:
@@ -89,9 +100,104 @@ class Dataflow:
         (they can be replayed and explained), `disk` (one node of several keeps them), `drop`. A branch holds what came
         after its fork.
         """
-        if at_safe_point not in POLICIES:
-            raise FlowError(f"source {name}: at_safe_point is {at_safe_point!r}, expected one of {', '.join(POLICIES)}")
-        return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist, at_safe_point=at_safe_point))
+        policy = _checked_policy(name, at_safe_point)
+        return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist, at_safe_point=policy))
+
+    def table(
+        self,
+        name: str,
+        schema: str,
+        *,
+        key: Sequence[str],
+        sequence_by: str | None = None,
+        persist: str | None = None,
+        at_safe_point: str = KEEP,
+    ) -> Stage:
+        """Declares an input whose rows are added, changed and deleted by key: `table("customers", "id bigint, city string",
+        key=["id"])`.
+
+        Each epoch brings rows under the table's name. A row replaces the one of its key; where a column `_change_type` says
+        `delete` it removes it. The words are those of Delta's change data feed (`insert`, `update_postimage`, `delete`;
+        `update_preimage` is passed over). Of several rows of a key in an epoch, or of rows that come late, the one counts
+        whose column `sequence_by` is the largest; without it a key may come once in an epoch. What came late after a
+        deletion is not told from a new row.
+        The stage that is returned has one row for each key. What was given is recorded in the source `<name>_changes`, of
+        which `at_safe_point` is. Flink calls it an upsert source, Declarative Pipelines AUTO CDC.
+        """
+        check_name(name, "table name")
+        columns = columns_of(schema, f"table {name}")
+        keys = check_key_names(name, key)
+        unknown = next((c for c in (*keys, sequence_by) if c is not None and c not in columns), None)
+        if unknown is not None:
+            raise SchemaError(
+                f"table {name}: {unknown!r} is not one of its columns, {', '.join(columns)}{did_you_mean(unknown, columns)}"
+            )
+        rest = [column for column in columns if column not in keys]
+        if not rest:
+            raise FlowError(
+                f"table {name}: its key is all of its columns, so that no row can change: give it a column beside, or "
+                "declare a source of new rows and dedupe() it"
+            )
+        if GIVEN_CHANGE_TYPE in columns:
+            raise SchemaError(
+                f"table {name}: {GIVEN_CHANGE_TYPE!r} is what the changes of a table have beside: rename it"
+            )
+        source = source_of(name)
+        if {name, source} & {*self._stages}:
+            raise FlowError(
+                f"table {name}: a stage is named {name} or {source} already, and the table takes both names"
+            )
+        changes = self._add(
+            Stage(
+                self, source, SOURCE, schema=f"{schema}, {GIVEN_CHANGE_TYPE} string", persist=persist,
+                at_safe_point=_checked_policy(source, at_safe_point), arguments=TableArguments(name),
+            )
+        )  # fmt: skip
+        newest = NewestRows(name, keys, tuple(columns), sequence_by)
+        state = ddl_without(schema, keys)
+        version = f"{NEWEST_ROWS} by {sequence_by}"
+        return changes.update(name, key=keys, state=state, fn=newest, version=version, persist=persist)
+
+    def sql(self, name: str, query: str, *, spark: Any = None) -> Stage:
+        """Declares a view: a query in Spark's SQL over stages by their names, kept up to date.
+
+            flow.sql("late", "SELECT carrier, count(*) AS n FROM flights WHERE delay > 60 GROUP BY carrier")
+
+        It is read by a session of Spark: `spark`, or the active one. It becomes stages of this flow, of which equal parts
+        of views share one; `job.explain_view(name)` shows them. Raises FlowError for a query that Spark does not
+        understand, or with a clause that cannot be kept up to date, naming clause and line. What there is, and how it
+        differs from a query over all rows, is in docs/sql.md.
+        """
+        if not isinstance(query, str):
+            raise FlowError(
+                f"view {name}: the query is {query!r}, expected SQL text; view() takes a function of DataFrames"
+            )
+        return self._view(View(name, query), spark)
+
+    def view(self, name: str, query: Callable[[Mapping[str, Any]], Any], *, spark: Any = None) -> Stage:
+        """Declares a view as a function of DataFrames by the names of stages: `flow.view("late", lambda t:
+        t["flights"].where("delay > 60"))`. It returns a DataFrame. The rest is as for `sql`.
+        """
+        if not callable(query):
+            raise FlowError(f"view {name}: {query!r} is no function of DataFrames; sql() takes text")
+        return self._view(View(name, query), spark)
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """Returns the views that were declared, by name."""
+        return self._views
+
+    def _view(self, view: View, spark: Any) -> Stage:
+        check_name(view.name, "view name")
+        if view.name in self._stages:
+            raise FlowError(f"dataflow {self.name}: two stages are named {view.name!r}; give each its own name")
+        stages, known = dict(self._stages), dict(self._known)
+        try:
+            self._views[view.name] = translate(self, view, spark)
+        except BaseException:  # nothing is half declared
+            self._stages, self._known = stages, known
+            raise
+        return self._stages[view.name]
 
     @property
     def asks_for_remote(self) -> bool:
@@ -128,7 +234,7 @@ class Dataflow:
     ) -> Dataflow:
         """Returns a copy with other functions for some stages, more stages, or fewer.
 
-        `replaced` has, by stage, a function (map, filter, update), expressions (select, where), or a mapping of
+        `replaced` has, by stage, a function (map, filter, update, per_key), expressions (select, where), or a mapping of
         aggregates (aggregate, window). `add(flow)` builds on the copy. `drop` names stages that nothing is built on.
         """
         if replaced is not None and not isinstance(replaced, Mapping):
@@ -154,8 +260,32 @@ class Dataflow:
                     new = _with_other_code(new, replaced[stage.name])
                 copy._known |= copy._learned(new)
                 copy._stages[stage.name] = new
+        copy._views = {name: view for name, view in self._views.items() if {*view.stages} <= {*copy._stages}}
         if add is not None:
             add(copy)
+        return copy
+
+    def with_queries(self, queries: Mapping[str, Query], spark: Any = None) -> Dataflow:
+        """Returns a copy in which views have other queries. What they are made of is made again, and what is built on them
+        is as it was. Raises UnknownStageError for something that is no view, and what `sql` raises.
+        """
+        if not isinstance(queries, Mapping):
+            raise FlowError(f"views is {queries!r}, expected a dictionary: {{view: its new query}}")
+        unknown = next((name for name in queries if name not in self._views), None)
+        if unknown is not None:
+            raise UnknownStageError(
+                f"no view {unknown!r} in {self.name}; views: {', '.join(self._views) or 'none'}"
+                f"{did_you_mean(str(unknown), self._views)}"
+            )
+        inside = {name for view in self._views.values() for name in view.stages}
+        copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist_given)
+        for stage in self.stages:
+            if stage.name in self._views:
+                view = self._views[stage.name]
+                copy._view(view.with_query(queries.get(stage.name, view.query)), spark)
+            elif stage.name not in inside:
+                copy._known |= copy._learned(replace(stage, flow=copy))
+                copy._stages[stage.name] = replace(stage, flow=copy)
         return copy
 
     def with_stages(self, change: Callable[[Stage], Stage]) -> Dataflow:
@@ -172,7 +302,7 @@ class Dataflow:
             raise FlowError(f"stage {stage.name}: names with {PART_SEPARATOR!r} are kept for the parts of operators")
         if stage.name in self._stages:
             raise FlowError(f"dataflow {self.name}: two stages are named {stage.name!r}; give each its own name")
-        if not callable(stage.function) and (stage.function is not None or stage.kind in (MAP, FILTER, UPDATE)):
+        if not callable(stage.function) and (stage.function is not None or stage.kind in _OF_FUNCTIONS):
             instead = _FOR_EXPRESSIONS.get(stage.kind)
             hint = f"; {instead} takes SQL text or a Column" if instead and stage.function is not None else ""
             raise FlowError(f"stage {stage.name}: {stage.function!r} is not a function{hint}")
@@ -201,6 +331,12 @@ class Dataflow:
         self._known |= self._learned(stage)
         self._stages[stage.name] = stage
         return stage
+
+    def undeclare(self, name: str) -> None:
+        """Removes a stage, which is to be declared under another name. Raises FlowError where one is built on it."""
+        if self.consumers(name):
+            raise FlowError(f"stage {name} cannot be removed: {self.consumers(name)[0].name} is built on it")
+        del self._stages[name], self._known[name]
 
     def _changed(self, stage: Stage) -> Stage:
         """Puts a declaration in the place of the one of its name, of which more is known now."""
@@ -281,9 +417,16 @@ _LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
     AGGREGATE: lambda s, given, known: declared.of_aggregate(s.name, s.key, s.aggregates, given, known),
     DEDUPE: lambda s, given, known: declared.of_dedupe(s.name, s.key, given, known),
     UPDATE: lambda s, given, known: declared.of_update(s.name, s.key, s.schema, given, known),
+    PER_KEY: lambda s, given, known: declared.of_per_key(s.name, s.key, s.schema, given, known),
     LOOP: lambda s, given, known: Known(known.columns),
 }
 """The functions that say, by kind, how the columns of a stage with one input follow from that input's."""
+
+
+def _checked_policy(source: str, at_safe_point: str) -> str:
+    if at_safe_point not in POLICIES:
+        raise FlowError(f"source {source}: at_safe_point is {at_safe_point!r}, expected one of {', '.join(POLICIES)}")
+    return at_safe_point
 
 
 def _expressions(stage: Stage) -> tuple[Any, ...]:
@@ -291,7 +434,7 @@ def _expressions(stage: Stage) -> tuple[Any, ...]:
 
 
 def _with_other_code(stage: Stage, code: Any) -> Stage:
-    if stage.kind in (MAP, FILTER, UPDATE) and callable(code):
+    if stage.kind in _OF_FUNCTIONS and callable(code):
         old = stage.function
         is_per_key = old.is_per_key if isinstance(old, PickledFunction) else isinstance(old, PerKey)
         function = PerKey(stage.key, code) if is_per_key else code

@@ -8,7 +8,7 @@ decide otherwise is left open here: such a column has a name and no type.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -64,6 +64,18 @@ def columns_of(text: object, whose: str, expected: str = _EXAMPLE) -> dict[str, 
         if is_ours(name):
             raise SchemaError(f"{whose}: column {name!r} has a name that nosync uses itself: rename it")
     return columns
+
+
+def ddl_without(text: str, columns: Collection[str]) -> str:
+    """Returns the text of the other columns of a text that `columns_of` has read."""
+    parts, depth, begin = list[str](), 0, 0
+    for match in _TOKEN.finditer(text):
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(match[0], 0)
+        if match[0] == "," and not depth:
+            parts.append(text[begin : match.start()])
+            begin = match.end()
+    parts.append(text[begin:])
+    return ", ".join(part.strip() for part in parts if not {*columns_of(part, "a column")} & {*columns})
 
 
 def type_of(text: str) -> pa.DataType | None:

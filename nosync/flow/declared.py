@@ -304,6 +304,20 @@ def of_update(stage: str, key: Sequence[str], state: object, given: str, known: 
     return Known({**{name: known.type(name) for name in key}, **columns}, changing=True)
 
 
+def of_per_key(stage: str, key: Sequence[str], schema: str | None, given: str, known: Known) -> Known:
+    """Returns the key and the columns that are declared; not known where `schema` is left out."""
+    check_keys(stage, key, given, known)
+    if schema is None:
+        return Known(None, changing=True)
+    columns = columns_of(schema, f"stage {stage}: schema=")
+    for name in columns:
+        if name in key:
+            raise SchemaError(
+                f"stage {stage}: column {name!r} of its schema= is a key column, which its rows have anyway"
+            )
+    return Known({**{name: known.type(name) for name in key}, **columns}, changing=True)
+
+
 def expanded(window: Window, known: Known) -> Known:
     """Returns the rows of a window's input with the window that each is in."""
     bounds: Columns = {START: pa.timestamp("us", "UTC"), END: pa.timestamp("us", "UTC")}

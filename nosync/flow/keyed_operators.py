@@ -18,7 +18,19 @@ from nosync.flow.arguments import (
     UpdateArguments,
     WindowArguments,
 )
-from nosync.flow.kinds import AGGREGATE, CHANGES, DEDUPE, FINAL, FORGET, INNER_PARTS, JOIN, RETRACT, UPDATE, WINDOW
+from nosync.flow.kinds import (
+    AGGREGATE,
+    CHANGES,
+    DEDUPE,
+    FINAL,
+    FORGET,
+    INNER_PARTS,
+    JOIN,
+    PER_KEY,
+    RETRACT,
+    UPDATE,
+    WINDOW,
+)
 from nosync.flow.per_key import KeyFunction, PerKey
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.join_types import INNER, JOIN_TYPES, LEFT
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
     from nosync.flow.stage import Stage
 
 UpdateFunction = Callable[[pa.Table, pa.Table], pa.Table]
+PerKeyFunction = Callable[[pa.Table], pa.Table]
 
 
 class KeyedOperators:
@@ -180,6 +193,28 @@ class KeyedOperators:
             raise FlowError(f"stage {name}: {fn!r} is not a function")
         per_key = PerKey(check_key_names(name, key), fn)
         return self.update(name, key=key, state=state, fn=per_key, **options)
+
+    def per_key(
+        self,
+        name: str,
+        *,
+        key: Sequence[str],
+        fn: PerKeyFunction,
+        schema: str | None = None,
+        version: str | None = None,
+        persist: str | None = None,
+    ) -> Stage:
+        """Makes rows of all rows that a key has, anew whenever one of them comes or goes: `fn(rows: pa.Table) -> pa.Table`.
+
+        For what depends on the other rows of a key: ranks, the newest three, the row before, running sums. `fn` gets the
+        rows of the keys that changed, those of a key side by side, and returns rows that have the key columns; what it
+        makes of a key must depend on that key's rows only. `key=[]`: all rows are of one key, and one shard. What is taken
+        back and given after an epoch is what differs. All rows are kept as state, and an epoch reads those of the keys
+        that it changes: it is for keys of a few thousand rows. `schema` (DDL of the columns beside the key) states the
+        output where calling `fn` on an empty table cannot show it. Spark's `groupBy(key).applyInPandas`, kept up to date.
+        """
+        keys = () if isinstance(key, list | tuple) and not key else check_key_names(name, key)
+        return self._then(name, PER_KEY, key=keys, function=fn, schema=schema, version=version, persist=persist)
 
     def window(
         self,

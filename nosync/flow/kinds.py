@@ -5,6 +5,7 @@ from __future__ import annotations
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
 SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
 AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW, LOOP = "aggregate", "update", "dedupe", "join", "window", "loop"
+PER_KEY = "per_key"
 IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
 STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
 FORGET, RETRACT = "forget", "retract"
@@ -13,7 +14,7 @@ CHANGES, FINAL = "changes", "final"
 """What a window gives: its results each time they change, or each once when it is closed."""
 PART_SEPARATOR = "__"
 """Stages that an operator consists of are named `<stage>__<part>`."""
-INNER_PARTS = frozenset({"watermark", "left", "right", "all", "seen", "kept_left", "kept_right"})
+INNER_PARTS = frozenset({"watermark", "left", "right", "all", "seen", "kept_left", "kept_right", "rows"})
 """The parts that an operator keeps for itself; others hold rows for users: late ones, open windows, outputs."""
 
 

@@ -30,6 +30,14 @@ NO_OPTIONS = StageOptions()
 
 
 @dataclass(frozen=True)
+class TableOptions(StageOptions):
+    """The options of the source that has the changes of a table."""
+
+    table: str
+    """The name under which its rows are given."""
+
+
+@dataclass(frozen=True)
 class UnionOptions(StageOptions):
     """The options of a union whose rows say by which input they came (see `BoundStage.origins`)."""
 
@@ -79,6 +87,14 @@ class JoinOptions(StageOptions):
     """The columns of `schema` that tell joined rows apart."""
     sides_expire: bool = False
     """Says whether rows of a side can expire. What was joined with them stays."""
+
+
+@dataclass(frozen=True)
+class PerKeyOptions(StageOptions):
+    """The options of what is made of all rows of a key."""
+
+    on: tuple[str, ...]
+    """The columns of the key. The stage's own key also tells the rows of a key apart."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE, FINAL, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE
+from nosync.flow.kinds import LOOP, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
@@ -47,7 +47,8 @@ def difference(
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
-    anew = stages_to_bootstrap(flow, changed, own, known)
+    of_views = {name for view in declared.views.values() for name in view.stages}
+    anew = stages_to_bootstrap(flow, changed, own, known, of_views)
     _check_rows_are_kept(flow, anew, declared)
     _check_states_fit(flow, changed, anew, traces, directory)
     gone = [
@@ -111,7 +112,11 @@ def _check_columns_of_log(stage: str, before: pa.Schema, now: pa.Schema) -> None
 
 
 def stages_to_bootstrap(
-    flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]
+    flow: BoundFlow,
+    changed: Collection[str],
+    own: Collection[str],
+    known: Collection[str],
+    of_views: Collection[str] = (),
 ) -> list[str]:
     """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
     there.
@@ -119,8 +124,9 @@ def stages_to_bootstrap(
     Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other
     code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
     recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
-    one; `known`: stages that were there at the fork, with the code that they have on the parent. Raises FlowError
-    naming a stage that cannot.
+    one; `known`: stages that were there at the fork, with the code that they have on the parent; `of_views`: what views are
+    made of, which begins anew where it is new: a view is what its query gives of all rows. Raises FlowError naming a stage
+    that cannot.
     """
     anew: dict[str, str] = {}  # and the declared stage that it is for
     for stage in flow.stages.values():
@@ -129,10 +135,16 @@ def stages_to_bootstrap(
         declared = _declared(stage)
         because = next((anew[name] for name in stage.inputs if name in anew), None)
         is_new = stage.name not in known
-        if because is None and (declared in own or is_new) and _begins(flow, stage, is_new=is_new):
-            because = declared
+        if because is None and (declared in own or is_new):
+            of_view = is_new and declared in of_views
+            because = declared if of_view or _begins(flow, stage, is_new=is_new) else None
         if because is None:
             continue
+        if not (is_new or stage.keyed or stage.changing) and stage.recorded:
+            raise FlowError(
+                f"stage {declared} cannot give other rows on a branch: it only adds rows (it is made of no table, aggregate or "
+                "join), so that nothing can take back what it gave. Give the view, or the stage, another name there"
+            )
         if _depends_on_order(stage):
             what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
             if because != declared:
@@ -168,8 +180,10 @@ def _depends_on_order(stage: BoundStage) -> bool:
 
 def _begins(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:
     """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
-    likes; a new one has no state of rows that it never saw.
+    likes; a new one has no state of rows that it never saw. What is made of all rows of a key is made anew of them.
     """
+    if stage.kind == PER_KEY and not is_new:
+        return True
     goes_on = stage.kind in (UPDATE, TIMED_UPDATE) and not is_new
     return not goes_on and _changing_input(flow, stage) is not None
 

@@ -120,13 +120,16 @@ def explain(
     return Explanation(stage, dict(key), t, value.select(bound.output.names), steps)
 
 
+def _names(stage: BoundStage) -> list[str]:
+    """Returns the columns that a key can have."""
+    return [name for name in stage.key if name in stage.output.names] or list(stage.output.names)
+
+
 def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
-    if not key and stage.key == (ALL_ROWS,):
+    if not key and stage.key[:1] == (ALL_ROWS,):
         return pa.table({ALL_ROWS: pa.array([0], ALL_ROWS_TYPE)})
     if not key:
-        raise InvalidInputError(
-            f"explain needs a key of stage {stage.name}: {', '.join(stage.key or stage.output.names)}"
-        )
+        raise InvalidInputError(f"explain needs a key of stage {stage.name}: {', '.join(_names(stage))}")
     if stage.key and not {*key} <= {*stage.key} and {*key} <= {*stage.output.names}:
         raise InvalidInputError(
             f"explain needs the key of stage {stage.name}, {', '.join(stage.key)}; given are {', '.join(key)}: what led to "

@@ -36,7 +36,7 @@ from nosync.flow.bound_stage import (
     Evaluate,
     part_of,
 )
-from nosync.flow.kinds import FILTER, IN_JVM, JOIN, LOOP, MAP, UNION
+from nosync.flow.kinds import FILTER, IN_JVM, JOIN, LOOP, MAP, PER_KEY, UNION
 from nosync.flow.stage_options import FinalOptions
 from nosync.kernels.windows import END, START, with_windows
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
@@ -154,8 +154,10 @@ class Walk:
         return found
 
     def _inputs(self, stage: BoundStage) -> list[str]:
-        """Returns the stages that its rows come from. Sides of a join and the body of a loop are passed over."""
-        if stage.kind == JOIN:
+        """Returns the stages that its rows come from. Sides of a join, what is kept for a per_key and the body of a
+        loop are passed over.
+        """
+        if stage.kind in (JOIN, PER_KEY):
             return [self._flow.stages[side].inputs[0] for side in stage.inputs]
         if stage.kind == LOOP:
             members = {s.name for s in self._flow.stages.values() if s.loop == stage.name}

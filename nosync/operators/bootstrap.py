@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.bound_stage import BoundStage
-from nosync.flow.stage_options import JoinOptions
+from nosync.flow.stage_options import JoinOptions, PerKeyOptions
 from nosync.kernels.joins import content_hash
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
@@ -38,6 +38,8 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
     """Returns the columns of a keyed stage whose hash its rows are stored by."""
+    if isinstance(stage.options, PerKeyOptions):
+        return stage.options.on
     return stage.options.spec.on if isinstance(stage.options, JoinOptions) else stage.edge_key
 
 

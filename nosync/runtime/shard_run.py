@@ -41,7 +41,7 @@ from nosync.flow.bound_stage import (
 )
 from nosync.flow.event_time import INPUT_COLUMN, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
+from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, PER_KEY, SOURCE, UNION, UPDATE, WINDOW
 from nosync.flow.stage_options import WatermarkOptions
 from nosync.kernels.windows import event_span_us, newest_us_by, with_windows
 from nosync.lsm.columnar.columns import key_columns
@@ -71,6 +71,7 @@ from nosync.operators.operators import (
     keep_rows,
     source,
 )
+from nosync.operators.per_key import apply_per_key
 from nosync.operators.timed_updates import apply_output, apply_timed_update
 from nosync.operators.windows import apply_final, apply_late, apply_watermark, apply_window
 from nosync.runtime.segment_task import (
@@ -94,6 +95,7 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     DISTINCT: apply_distinct,
     ARRANGE: apply_arrange,
     JOIN: apply_join,
+    PER_KEY: apply_per_key,
     LOOP: apply_loop,
     WATERMARK: apply_watermark,
     LATE: apply_late,
@@ -107,7 +109,7 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     OUTPUT: apply_output,
     **dict.fromkeys(IN_JVM, keep_rows),
 }
-_IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
+_IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN, PER_KEY})
 _KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, FINAL, SEEN, FIRST, TIMED_UPDATE, OUTPUT})
 """The kinds of stages whose results stay when rows expire that they were made of."""
 _WHOLE_ROWS = 250_000

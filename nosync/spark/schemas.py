@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
     ArrayType,
@@ -25,9 +25,12 @@ from pyspark.sql.types import (
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.lsm.columnar.columns import describe, nullable, plain
+from nosync.flow.stage_options import TableOptions
+from nosync.flow.tables import GIVEN_CHANGE_TYPE
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import InvalidInputError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.trace.change_feed import INSERT
 from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema
 
@@ -126,22 +129,41 @@ def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
     declared.
     """
     sources = {stage.name: stage for stage in flow.sources}
+    tables = {table: name for name, stage in sources.items() if (table := table_of(stage)) is not None}
     if not isinstance(inputs, Mapping):
         raise InvalidInputError(
             f"{type(inputs).__name__} was given where a DataFrame is expected for each source: "
-            f"{{{', '.join(f'{name!r}: ...' for name in sources)}}}"
+            f"{{{', '.join(f'{table_of(stage) or name!r}: ...' for name, stage in sources.items())}}}"
         )
-    for name in inputs:
-        if name not in sources:
+    given: dict[str, Any] = {}
+    for name, frame in inputs.items():
+        source = tables.get(name, name)
+        if source not in sources or source in given:
+            known = [table_of(stage) or name for name, stage in sources.items()]
+            what = "is given twice" if source in given else f"is not a source of {flow.name}"
+            raise InvalidInputError(f"{name!r} {what}; sources: {', '.join(known)}{did_you_mean(name, known)}")
+        given[source] = _with_change_type(frame) if name in tables else frame
+    for name, stage in sources.items():
+        if name not in given:
+            shown = table_of(stage) or name
             raise InvalidInputError(
-                f"{name!r} is not a source of {flow.name}; sources: {', '.join(sources)}{did_you_mean(name, sources)}"
+                f"source {shown} has no input: pass {{{shown!r}: dataframe}} (an empty one for no rows)"
             )
-    for name in sources:
-        if name not in inputs:
-            raise InvalidInputError(
-                f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)"
-            )
-    return {name: check_input(sources[name], frame) for name, frame in inputs.items()}
+    return {name: check_input(sources[name], frame) for name, frame in given.items()}
+
+
+def table_of(source: BoundStage) -> str | None:
+    """Returns the table whose changes a source has."""
+    return source.options.table if isinstance(source.options, TableOptions) else None
+
+
+def _with_change_type(frame: Any) -> Any:
+    """Returns rows of a table as the source of its changes has them."""
+    if not hasattr(frame, "withColumnRenamed"):
+        return frame  # which is told as for all sources
+    if CHANGE_TYPE_COLUMN in frame.columns:
+        return frame.drop(GIVEN_CHANGE_TYPE).withColumnRenamed(CHANGE_TYPE_COLUMN, GIVEN_CHANGE_TYPE)
+    return frame.withColumn(GIVEN_CHANGE_TYPE, functions.lit(INSERT))
 
 
 def check_input(stage: BoundStage, frame: Any) -> DataFrame:

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE
-from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, SOURCE, UNION
+from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, PER_KEY, SOURCE, UNION
 from nosync.lsm.errors import NosyncError
 
-_INDEPENDENT_OF_CUTS = frozenset({SOURCE, MAP, FILTER, UNION, AGGREGATE, JOIN, ARRANGE, *IN_JVM})
+_INDEPENDENT_OF_CUTS = frozenset({SOURCE, MAP, FILTER, UNION, AGGREGATE, JOIN, PER_KEY, ARRANGE, *IN_JVM})
 _SHUFFLES = 2
 _CLOSE = 1e-9
 """Sums of doubles depend in their last bits on the epochs in which they were added up."""

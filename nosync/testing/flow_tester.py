@@ -28,7 +28,8 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.ddl import columns_of
 from nosync.flow.kinds import is_shown
-from nosync.flow.stage_options import JvmOptions
+from nosync.flow.stage_options import JvmOptions, TableOptions
+from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position, location_of
@@ -50,6 +51,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opening import open_store
+from nosync.lsm.trace.change_feed import INSERT
 from nosync.operators.base import weights_of
 from nosync.operators.bootstrap import net_changes
 from nosync.runtime.epoch_plan import EpochPlan
@@ -222,13 +224,22 @@ class FlowTester:
 
     def _tables(self, rows: Mapping[str, Rows]) -> dict[str, pa.Table]:
         sources = {stage.name: stage.schema for stage in self._versions.flow.sources}
-        unknown = next((name for name in rows if name not in sources), None)
+        tables = {
+            stage.options.table: stage.name
+            for stage in self._versions.flow.sources
+            if isinstance(stage.options, TableOptions)
+        }
+        named = dict.fromkeys([*tables, *(name for name in sources if name not in tables.values())])
+        unknown = next((name for name in rows if name not in sources and name not in tables), None)
         if unknown is not None:
             raise InvalidInputError(
-                f"{unknown!r} is not a source of {self._declared.name}; sources: {', '.join(sources)}"
-                f"{did_you_mean(unknown, sources)}"
+                f"{unknown!r} is not a source of {self._declared.name}; sources: {', '.join(named)}"
+                f"{did_you_mean(unknown, named)}"
             )
-        return {name: _table(rows.get(name, ()), schema, f"source {name}") for name, schema in sources.items()}
+        given = {
+            tables.get(name, name): _changes(of_one) if name in tables else of_one for name, of_one in rows.items()
+        }
+        return {name: _table(given.get(name, ()), schema, f"source {name}") for name, schema in sources.items()}
 
 
 def _closed(abandon: Any, directory: tempfile.TemporaryDirectory[str]) -> None:
@@ -244,6 +255,22 @@ def _parsed(text: str) -> pa.Schema:
     if unknown is not None:
         raise SchemaError(f"column {unknown!r} of {text!r}: only Spark knows its type; declare it as another one")
     return pa.schema([pa.field(name, type_) for name, type_ in columns.items()])
+
+
+def _changes(rows: Rows) -> Rows:
+    """Returns rows of a table as the source of its changes has them."""
+    if isinstance(rows, pa.Table | Mapping):
+        names = rows.column_names if isinstance(rows, pa.Table) else list(rows)
+        columns = {GIVEN_CHANGE_TYPE if name == CHANGE_TYPE_COLUMN else name: rows[name] for name in names}
+        n = len(next(iter(columns.values()), ()))
+        table: Rows = {GIVEN_CHANGE_TYPE: [INSERT] * n, **columns}
+        return pa.table(table) if isinstance(rows, pa.Table) else table
+    return [
+        {GIVEN_CHANGE_TYPE: INSERT} | {GIVEN_CHANGE_TYPE if n == CHANGE_TYPE_COLUMN else n: v for n, v in row.items()}
+        if isinstance(row, Mapping)
+        else (*row, INSERT)
+        for row in rows
+    ]
 
 
 def _table(rows: Any, schema: pa.Schema, whose: str) -> pa.Table:

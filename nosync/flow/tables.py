@@ -1,0 +1,112 @@
+"""Tables as inputs: rows that are added, changed and deleted by key. What a table holds is an update of its changes.
+
+The rows that an epoch gives a table are recorded in a source of their own, with what each of them is in `change_type`.
+The words are those of Delta's change data feed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.kernels.joins import content_hash, distinct
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Indices, as_array
+from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+
+GIVEN_CHANGE_TYPE = "change_type"
+"""The column of a table's source that says what a row is. Inputs call it `_change_type`, as Delta does; there, as here, a
+row without one is an upsert.
+"""
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
+VERSION = "nosync table 1"
+"""It stands for the code below in fingerprints: another one is for other rows of the same changes."""
+_ORDER = "__order"
+
+
+def source_of(table: str) -> str:
+    """Returns the name of the source that has the changes of a table."""
+    return f"{table}_changes"
+
+
+@dataclass(frozen=True)
+class NewestRows:
+    """The function of an update that holds a table: the row that each key has after an epoch's changes."""
+
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    """The columns of the table, the key included."""
+    sequence_by: str | None = None
+    """The column that says which of two rows of a key is newer."""
+
+    def __call__(self, changes: pa.Table, state: pa.Table) -> pa.Table:
+        """Returns the rows of the keys that are there. Raises InvalidInputError for changes that do not say what is to be
+        there.
+        """
+        if not changes.num_rows:
+            return state.slice(0, 0)
+        kinds = pc.fill_null(changes.column(GIVEN_CHANGE_TYPE), INSERT)
+        self._check_kinds(kinds)
+        changes = changes.drop_columns([CHANGE_TYPE_COLUMN]).set_column(
+            changes.schema.get_field_index(GIVEN_CHANGE_TYPE), GIVEN_CHANGE_TYPE, pc.equal(kinds, DELETE)
+        )
+        changes = changes.filter(pc.not_equal(kinds, UPDATE_BEFORE))  # its other half says what is there
+        changes = changes.append_column(_ORDER, pa.repeat(True, changes.num_rows))
+        if self.sequence_by is None:
+            chosen = self._only(changes)
+            # A key of which only what it was before is said has no row in `chosen`, and keeps the one it has.
+            _, number = self._keys(chosen, state)
+            kept = state.filter(pa.array(~np.isin(number[chosen.num_rows :], number[: chosen.num_rows])))
+        else:
+            chosen, kept = self._newest(changes, state, self.sequence_by), state.slice(0, 0)
+        there = chosen.filter(pc.invert(chosen.column(GIVEN_CHANGE_TYPE)))
+        return pa.concat_tables([there.select(state.column_names).cast(state.schema), kept])
+
+    def _check_kinds(self, kinds: pa.ChunkedArray) -> None:
+        unknown = pc.unique(kinds.filter(pc.invert(pc.is_in(kinds, value_set=pa.array(CHANGE_TYPES)))))
+        if len(unknown):
+            raise InvalidInputError(
+                f"table {self.table}: {CHANGE_TYPE_COLUMN} is {unknown[0].as_py()!r}, expected "
+                f"{', '.join(map(repr, CHANGE_TYPES))}, or no such column where rows are only added or changed"
+            )
+
+    def _only(self, changes: pa.Table) -> pa.Table:
+        """Returns the change of each key. Raises InvalidInputError where two say something else."""
+        first, number = self._keys(changes)
+        contents = content_hash(changes)
+        other = np.flatnonzero(contents != contents[first[number]])
+        if len(other):
+            row = changes.slice(int(other[0]), 1).select(list(self.key)).to_pylist()[0]
+            raise InvalidInputError(
+                f"table {self.table}: an epoch has several changes of {row}, and nothing says which is the newest: give each "
+                "key once in an epoch, or name the column that says it with sequence_by="
+            )
+        return changes.take(pa.array(first))
+
+    def _newest(self, changes: pa.Table, state: pa.Table, by: str) -> pa.Table:
+        """Returns the newest of the rows of each key, that of the state included; of equally new ones the state's, and else
+        a deletion, and else the one that comes first in canonical order.
+        """
+        if changes.column(by).null_count:
+            raise InvalidInputError(
+                f"table {self.table}: {by!r} is null in a change, and it says which row is the newest"
+            )
+        old = state.append_column(GIVEN_CHANGE_TYPE, pa.repeat(False, state.num_rows))
+        old = old.append_column(_ORDER, pa.repeat(False, state.num_rows)).select(changes.column_names)
+        rows = pa.concat_tables([old.cast(changes.schema), changes])
+        rows = rows.take(
+            pc.sort_indices(rows, [(by, "descending"), (_ORDER, "ascending"), (GIVEN_CHANGE_TYPE, "descending")])
+        )
+        _, number = self._keys(rows)
+        return rows.take(pa.array(np.unique(number, return_index=True)[1]))
+
+    def _keys(self, *tables: pa.Table) -> tuple[Indices, Indices]:
+        """Returns the first row of each key, and for each row the number of its key. A null is equal to a null."""
+        keys = pa.concat_tables([table.select(list(self.key)) for table in tables])
+        columns = [as_array(column) for column in keys.columns]
+        return distinct(columns, hash32(columns))

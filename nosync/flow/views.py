@@ -1,0 +1,47 @@
+"""Views as they are declared: a query of Spark over stages by name. Pure data; Spark's side makes stages of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nosync.lsm.errors import FlowError
+
+if TYPE_CHECKING:
+    from nosync.flow.dataflow import Dataflow
+
+_TRANSLATES = "nosync.spark.plans.declaring"
+Query = str | Callable[[Mapping[str, Any]], Any]
+"""SQL text, or a function of DataFrames by the names of stages that returns one."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A view and what it is made of."""
+
+    name: str
+    query: Query
+    columns: tuple[tuple[str, str], ...] = ()
+    """The names and types (Spark's) of its columns."""
+    inputs: tuple[str, ...] = ()
+    """The stages, views included, that it reads."""
+    stages: tuple[str, ...] = ()
+    """The stages that it is made of, the last one under its own name. Others are shared with views that have the same part."""
+    notes: tuple[str, ...] = ()
+    """What whoever runs it should know."""
+
+    def with_query(self, query: Query) -> View:
+        return replace(self, query=query)
+
+
+def translate(flow: Dataflow, view: View, spark: Any) -> View:
+    """Adds the stages of a view to a flow. Raises FlowError for what cannot be kept up to date.
+
+    Flows know no Spark: its side is loaded where a view is declared, which takes a session in any case.
+    """
+    if not isinstance(view.query, str) and not callable(view.query):
+        raise FlowError(f"view {view.name}: {view.query!r} is neither SQL text nor a function of DataFrames")
+    made: View = importlib.import_module(_TRANSLATES).declare(flow, view, spark)
+    return made
