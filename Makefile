@@ -18,11 +18,13 @@ FLOWS ?= 500
 ROUNDS ?= 30
 JOBS ?= 20
 MINUTES ?= 12
+VIEWS ?= 2
+QUERIES ?= 10
 DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity views properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -49,7 +51,7 @@ test: setup  ## Run the tests (about 22 minutes on 2 cores). Long ones with Spar
 
 spark: setup  ## The long tests with Spark that have no target of their own (eight minutes).
 	NOSYNC_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'spark and long' --dist loadfile --durations=10 \
-		--ignore=tests/compat --ignore=tests/checkpoints --ignore=tests/cluster --ignore=tests/parity
+		--ignore=tests/compat --ignore=tests/checkpoints --ignore=tests/cluster --ignore=tests/parity --ignore=tests/views
 
 docs: $(DOCS)/.installed  ## Write the site of docs/ to site/. A link or an anchor that leads nowhere is an error.
 	@rm -rf build/docs && mkdir -p build/docs
@@ -97,6 +99,9 @@ checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kin
 
 parity: setup  ## Structured Streaming queries and the flows that they become, ROUNDS=30 times with rows of chance (about an hour).
 	NOSYNC_LONG=1 NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
+
+views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, VIEWS=2 times with rows of chance, and QUERIES=10 times 12 of chance (an hour).
+	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
 properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0

@@ -20,6 +20,7 @@ from nosync.cli import (
     jobs,
     maintain,
     remote,
+    sql,
     status,
 )
 from nosync.cli.app import cli
@@ -39,6 +40,7 @@ __all__ = [
     "main",
     "maintain",
     "remote",
+    "sql",
     "status",
 ]
 

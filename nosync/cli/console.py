@@ -351,3 +351,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, decimal.Decimal):
         return f"{value:f}"
     return _number(value) if isinstance(value, float) else str(value)
+
+
+def print_csv(table: pa.Table) -> None:
+    """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
+    if not sys.stdout.isatty():
+        pyarrow.csv.write_csv(table, sys.stdout.buffer)
+        return
+    text = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(table, text)
+    click.echo(visible(text.getvalue().to_pybytes().decode(), keep="\n\t"), nl=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from nosync.cli.console import (
     head,
     out,
     parse_keys,
+    print_csv,
     print_json,
     progress,
     read_only,
@@ -43,7 +43,6 @@ from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
-from nosync.lsm.visible import visible
 
 
 @cli.command()
@@ -105,7 +104,7 @@ def get(
     if as_json:
         print_json(rows_of(shown))
     elif as_csv:
-        _print_csv(flat(shown))
+        print_csv(flat(shown))
     else:
         show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
 
@@ -152,7 +151,7 @@ def changes(
     if as_json:
         print_json(rows_of(shown))
     elif as_csv:
-        _print_csv(flat(shown))
+        print_csv(flat(shown))
     else:
         show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
 
@@ -166,16 +165,6 @@ def _after(store: Store, begin: AsOf | None, branch: str) -> AsOf:
         pack(begin)
         return begin - 1
     return store.range_of(begin, store.newest(branch) or 0, branch)[0]
-
-
-def _print_csv(table: pa.Table) -> None:
-    """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
-    if not sys.stdout.isatty():
-        pyarrow.csv.write_csv(table, sys.stdout.buffer)
-        return
-    text = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(table, text)
-    click.echo(visible(text.getvalue().to_pybytes().decode(), keep="\n\t"), nl=False)
 
 
 @cli.command()

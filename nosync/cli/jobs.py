@@ -33,6 +33,8 @@ from nosync.cli.console import (
     read_only,
     show_rows,
 )
+from nosync.cli.sessions import spark_session, start_session
+from nosync.flow.views import NoSessionError
 from nosync.job.meanings import recorded_meanings
 from nosync.job.recovery_planner import lost_manifest
 from nosync.lsm.errors import InvalidInputError, NosyncError
@@ -55,7 +57,16 @@ FLOW = click.option(
 CORES = click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
 
 
-def _load_flow(text: str) -> nosync.Dataflow:
+def _load_flow(text: str, cores: int | None) -> nosync.Dataflow:
+    """Returns the flow of a function. One that declares views is read by Spark, which starts for it before its turn."""
+    try:
+        return _flow_of(text)
+    except NoSessionError:
+        start_session(cores, tempfile.mkstemp(prefix="nosync-spark-", suffix=".log")[1])
+        return _flow_of(text)
+
+
+def _flow_of(text: str) -> nosync.Dataflow:
     module_name, colon, function_name = text.partition(":")
     if not colon or not module_name or not function_name:
         raise InvalidInputError(f"--flow {text!r} is not MODULE:FUNCTION, such as my_job:make_flow")
@@ -64,6 +75,8 @@ def _load_flow(text: str) -> nosync.Dataflow:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     try:
         module = importlib.import_module(module_name)
+    except NoSessionError:
+        raise
     except Exception as error:  # whatever the module does, or a path in the place of its name
         why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         hint = f"; write --flow {Path(module_name).stem}:{function_name}" if module_name.endswith(".py") else ""
@@ -83,20 +96,6 @@ def _load_flow(text: str) -> nosync.Dataflow:
 
 
 @contextmanager
-def _session(cores: int | None) -> Iterator[SparkSession]:
-    try:
-        from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
-    except ImportError as error:
-        raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
-    with tempfile.NamedTemporaryFile(prefix="nosync-spark-", suffix=".log") as log:
-        spark = local_session(cores, "nosync", log=Path(log.name))
-        try:
-            yield spark
-        finally:
-            spark.stop()
-
-
-@contextmanager
 def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, alone: bool) -> Iterator[nosync.Job]:
     """Opens the job that goes on where the store is; an older job that still runs is fenced."""
     check_store(path)
@@ -107,7 +106,7 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, a
         assert last is not None, "newest raises where all epochs are lost"
         manifest = store.node.timelines.manifest(last, branch)
         shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
-        with _session(cores) as spark:
+        with spark_session(cores) as spark:
             yield nosync.Job(flow, store, spark=spark, shards=shards or 1, branch=branch)
 
 
@@ -138,10 +137,10 @@ def replay(
     \b
       nosync replay state/ no-weather --flow my_job:without_weather
     """
-    flow = _load_flow(flow_name)
+    flow = _load_flow(flow_name, cores)
     if dry_run:
         check_store(path)
-        with nosync.open(path, alone=alone) as store, _session(cores) as spark:
+        with nosync.open(path, alone=alone) as store, spark_session(cores) as spark:
             plan = _replay_planner(flow, store, spark, branch).plan(to)
         print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
         return
@@ -182,9 +181,9 @@ def upgrade(
     \b
       nosync upgrade state/ --flow my_job:make_flow --dry-run
     """
-    flow = _load_flow(flow_name)
+    flow = _load_flow(flow_name, cores)
     check_store(path)
-    with nosync.open(path, alone=alone) as store, _session(cores) as spark:
+    with nosync.open(path, alone=alone) as store, spark_session(cores) as spark:
         planned = _upgrade_of(flow, store, spark, keep_as)
         plan = planned.plan
         if plan is None:
@@ -251,10 +250,10 @@ def explain(
     \b
       nosync explain state/ delays --key origin=JFK --key carrier=B6 --as-of 26 --flow my_job:make_flow
     """
-    flow = _load_flow(flow_name)
+    flow = _load_flow(flow_name, cores)
     with read_only(path) as store, store.held():
         key = parse_keys(store, stage, as_of, keys, branch) or {}
-        with _session(cores) as spark:
+        with spark_session(cores) as spark:
             found = _explained(flow, store, spark, stage, key, as_of, branch, quiet=as_json)
     if as_json:
         print_json({
@@ -312,7 +311,7 @@ def recover(
     \b
       nosync recover state/ --flow my_job:make_flow --verify
     """
-    flow, began_s = _load_flow(flow_name), time.perf_counter()
+    flow, began_s = _load_flow(flow_name, cores), time.perf_counter()
     check_store(path)
     with nosync.open(path, alone=alone) as store:
         if verify:

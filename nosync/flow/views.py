@@ -17,6 +17,10 @@ Query = str | Callable[[Mapping[str, Any]], Any]
 """SQL text, or a function of DataFrames by the names of stages that returns one."""
 
 
+class NoSessionError(FlowError):
+    """A view is declared, and there is no session of Spark to read it."""
+
+
 @dataclass(frozen=True)
 class View:
     """A view and what it is made of."""

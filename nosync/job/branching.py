@@ -39,15 +39,18 @@ class Branching:
         replace: Mapping[str, Any] | None,
         add: Callable[[Dataflow], object] | None,
         drop: Sequence[str],
+        declared: Dataflow | None = None,
     ) -> Dataflow:
-        """Makes a branch at a sealed epoch, unless the same call made it before. Returns its flow."""
+        """Makes a branch at a sealed epoch, unless the same call made it before. Returns its flow. `declared`: the job's
+        flow with other queries of views.
+        """
         since = self._store.since()
         if t < since:
             raise CompactedError(
                 f"cannot branch at {t}: the history before {since} was merged away. Keep more with retain=, or "
                 "hold a point with pin()"
             )
-        flow = self._versions.declared.changed(replace, add, drop)
+        flow = (declared or self._versions.declared).changed(replace, add, drop)
         check_same_sources(self._versions.declared, flow)
         changed, anew = self._what_differs(flow, t, {*(replace or {}), *drop})
         refs = self._node.timelines.refs

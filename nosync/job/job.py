@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.views import Query
 from nosync.job.arguments import check_arguments, check_shards
 from nosync.job.backfill import Backfill, BackfillReport
 from nosync.job.backfill_range import MAX_GAP
@@ -243,6 +244,7 @@ class Job(JobViews):
         replace: Mapping[str, Any] | None = None,
         add: Callable[[Dataflow], object] | None = None,
         drop: Sequence[str] = (),
+        views: Mapping[str, Query] | None = None,
     ) -> Job:
         """Makes a branch of this one at epoch `at` (default: the last sealed one), with other code from then on.
 
@@ -253,10 +255,19 @@ class Job(JobViews):
         instead: with the first epoch it is what its code makes of all rows that are there, and so is what follows it.
         The job that is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
 
+        `views`: other queries for views, by name. A view is what its query gives of all recorded inputs, those before the
+        fork included: with its first epoch the branch has that, and parts of views that are the same share their layers.
+        Where nothing else says so, a branch with `views` forks before the last epoch, so that one replayed epoch shows it.
+
         The same call again opens the branch that it made. Raises InvalidInputError for a name in use, FlowError or
         SchemaError where the changed flow does not fit, CompactedError where `at` is below `since`.
         """
-        flow = self._branching.fork(name, self._reading.sealed(at), replace, add, drop)
+        t, declared = self._reading.sealed(at), None
+        if views is not None:
+            declared = self._versions.declared.with_queries(views, self._spark)
+            if at is None and t > self._store.since() and self._position.manifest(t - 1) is not None:
+                t -= 1
+        flow = self._branching.fork(name, t, replace, add, drop, declared)
         from nosync.spark.session import conf_set  # noqa: PLC0415
 
         with conf_set(self._spark, self._settings):  # its expressions mean what this job's do

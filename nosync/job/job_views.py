@@ -14,6 +14,7 @@ from nosync.job.position import Position
 from nosync.job.reading import Reading
 from nosync.job.replay import Progress
 from nosync.job.reports import job_html
+from nosync.job.view_reports import ViewCheck, ViewPlan, plan_of, view_of
 from nosync.job.watermarks import window_status
 from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.model.as_of import AsOf
@@ -70,6 +71,21 @@ class JobViews:
         what was made of them stays; with `include_expired` they come as `expire`.
         """
         return self._reading.changes(stage, after, until, include_expired=include_expired)
+
+    def explain_view(self, name: str) -> ViewPlan:
+        """Says what a view is made of: its stages, which of them keep a state, and what other views share.
+
+        It prints as a table, and is one in a notebook. Raises UnknownStageError.
+        """
+        return plan_of(name, self._versions.declared, self.flow)
+
+    def verify_view(self, name: str, as_of: AsOf | None = None) -> ViewCheck:
+        """Compares a view as of an epoch (default: the last one) with what Spark's own query gives over the recorded inputs.
+
+        Doubles are equal that agree in nine digits. The rows of both come to the driver. Raises UnknownStageError for
+        something that is no view, NotAvailableError for an epoch that is not there.
+        """
+        return self._reading.verify(view_of(name, self._versions.declared), as_of)
 
     def stage(self, name: str) -> BoundStage:
         """Returns a stage with its schemas. Raises UnknownStageError."""

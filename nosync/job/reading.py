@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nosync.flow.bound_stage import BoundStage
+from nosync.flow.views import View
 from nosync.job.explain import Explanation, explain
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.replay import Progress
+from nosync.job.view_reports import ViewCheck
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
@@ -73,6 +75,18 @@ class Reading:
         """Returns the state of a stage as of an epoch."""
         t = self.sealed(as_of)
         return self._reader(stage).state(self._spark, t)
+
+    def verify(self, view: View, as_of: AsOf | None) -> ViewCheck:
+        """Returns how a view as of an epoch differs from Spark's query over its inputs."""
+        from nosync.spark.plans.verifying import compare  # noqa: PLC0415 - the store works without pyspark
+
+        t = self.sealed(as_of)
+        views = self._versions.declared.views
+
+        def read(session: SparkSession, stage: str) -> DataFrame:
+            return self._reader(stage).state(session, t)
+
+        return ViewCheck(view.name, int(t), *compare(self._spark, self._settings, view, views, read))
 
     def changes(self, stage: str, after: AsOf, until: AsOf, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage."""

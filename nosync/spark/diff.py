@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType
 
 from nosync.flow.bound_stage import BoundStage
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
@@ -19,6 +18,7 @@ from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
 from nosync.spark.expressions import quoted
+from nosync.spark.maps import comparable, without_maps
 
 _COUNT, _COUNTED = "n", "n?"
 """How often a row is there; the second name is no column's."""
@@ -160,9 +160,9 @@ def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
     in_a, in_b = F.col("`a?`").isNotNull(), F.col("`b?`").isNotNull()
     compared = values or _counts(a, stage)
     both = [(F.col(quoted(f"a;{v}")), F.col(quoted(f"b;{v}"))) for v in compared]
-    maps = {f.name for f in joined.schema if isinstance(f.dataType, MapType)}
+    types = {f.name: f.dataType for f in joined.schema}
     same = [
-        _entries(x).eqNullSafe(_entries(y)) if f"a;{v}" in maps else x.eqNullSafe(y)
+        comparable(x, types[f"a;{v}"]).eqNullSafe(comparable(y, types[f"b;{v}"]))
         for v, (x, y) in zip(compared, both, strict=True)
     ]
     differs: Column = reduce(or_, [~one for one in same], F.lit(False))
@@ -172,22 +172,16 @@ def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
     return joined.where(~in_a | ~in_b | differs).select(*keys, kind.alias(CHANGE), *values_of_both)
 
 
-def _entries(column: Column) -> Column:
-    """Returns a map's entries in order, because Spark compares no maps."""
-    return F.sort_array(F.map_entries(column))
-
-
 def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> DataFrame:
     """Compares the change feeds of two branches over a range of epochs. Returns the rows that only one has, with
     `_side` a or b. Times of the wall clock are looked up on `a`.
     """
     after, until = a.range_of(after, until)
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
-    maps = [f.name for f in left.schema if isinstance(f.dataType, MapType)]
-    left, right = (rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps}) for rows in (left, right))
+    (left, with_maps), (right, _) = without_maps(left), without_maps(right)
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
     found = only_a.withColumn("_side", F.lit("a")).unionByName(only_b.withColumn("_side", F.lit("b")))
-    return found.withColumns({name: F.map_from_entries(F.col(quoted(name))) for name in maps})
+    return with_maps(found)
 
 
 def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSummary:

@@ -13,7 +13,7 @@ from pyspark.sql.types import IntegralType
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.model.timestamp import MAX_EPOCH
-from nosync.spark.errors import task_errors
+from nosync.spark.errors import task_errors, without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.session import contains
 
@@ -98,7 +98,8 @@ def _with_epoch(
         raise InvalidInputError(f"source {source}: a streaming DataFrame was given; use stream(), or spark.read")
     try:
         column = F.expr(epoch) if isinstance(epoch, str) else epoch
-        rows = frame.select(column.alias(EPOCH_COLUMN), *(F.col(quoted(name)) for name in columns))
+        with without_log():
+            rows = frame.select(column.alias(EPOCH_COLUMN), *(F.col(quoted(name)) for name in columns))
     except PySparkException as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(

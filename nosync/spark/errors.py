@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 
 from nosync.lsm.errors import NosyncError, decode_failure
 
+_LOG_OF_QUERIES = "SQLQueryContextLogger"
 _CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
 """What Py4J has before the message of an exception of Java's."""
 _FRAME = re.compile(r"\s+at \S+\(")
@@ -44,6 +47,18 @@ def _statement(lines: list[str]) -> str:
             break
         said.append(line.strip())
     return " ".join(said)
+
+
+@contextmanager
+def without_log() -> Iterator[None]:
+    """Keeps Spark's Python side from printing errors of queries with their traces: whoever catches them says what is wrong."""
+    log = PySparkLogger.getLogger(_LOG_OF_QUERIES)  # a plain logger of that name would break Spark's errors
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager

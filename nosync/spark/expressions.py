@@ -27,6 +27,7 @@ from nosync.flow.stage import Stage
 from nosync.flow.stage_options import ExpressionOptions, StageOptions, StaticJoinOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
+from nosync.spark.errors import without_log
 from nosync.spark.expression_translation import step_of
 from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
@@ -175,7 +176,7 @@ class Analyzer:
         """Returns what nosync.flow.binder.Analyze asks for. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
-            with conf_set(self._spark, self._settings):
+            with conf_set(self._spark, self._settings), without_log():
                 self._known[at] = stage, self._ask(stage, given)
         return self._known[at][1]
 
@@ -232,9 +233,9 @@ class Analyzer:
             if is_star(e) or "*" not in str(e):
                 continue
             parser = self._spark._jsparkSession.sessionState().sqlParser()
-            if _has_star(parser.parseExpression(e)) if isinstance(e, str) else _STAR_OF_ALL.search(_text_of(e)):
+            if _has_star(parser.parseExpression(e)) if isinstance(e, str) else _STAR_OF_ALL.search(text_of(e)):
                 raise SchemaError(
-                    f"stage {stage.name}: {e if isinstance(e, str) else _text_of(e)!r}: a * inside an expression would take "
+                    f"stage {stage.name}: {e if isinstance(e, str) else text_of(e)!r}: a * inside an expression would take "
                     'columns of nosync, too: name the columns; the text "*" alone stands for all of the input'
                 )
 
@@ -283,7 +284,7 @@ class Analyzer:
     def _described(self, stage: Stage, rows: DataFrame) -> str:
         if stage.kind != STATIC_JOIN:
             texts = [
-                e if isinstance(e, str) else _text_of(e) for e in arguments_of(stage, ExpressionArguments).expressions
+                e if isinstance(e, str) else text_of(e) for e in arguments_of(stage, ExpressionArguments).expressions
             ]
             return "; ".join([*texts, *self._functions(rows), *unusual(self._settings)])
         join = arguments_of(stage, StaticJoinArguments)
@@ -306,14 +307,15 @@ class Analyzer:
             several = waiting.pop()
             for one in (several.apply(i) for i in range(several.size())):
                 if one.getClass().getSimpleName() == "PythonUDF":
-                    found.append(fingerprint(bytes(self._command(one))))
+                    found.append(fingerprint(command_of(one)))
                 waiting.append(one.children())
         return sorted(found)
 
-    @staticmethod
-    def _command(function: Any) -> bytes:
-        command = function.func().command()
-        return bytes(command.apply(i) % 256 for i in range(command.size()))
+
+def command_of(function: Any) -> bytes:
+    """Returns what Spark sends to workers of a Python function in an expression: its code, pickled."""
+    command = function.func().command()
+    return bytes(command.apply(i) % 256 for i in range(command.size()))
 
 
 def _has_star(expression: Any) -> bool:
@@ -324,7 +326,8 @@ def _has_star(expression: Any) -> bool:
     return any(_has_star(children.apply(i)) for i in range(children.size()))
 
 
-def _text_of(column: Column) -> str:
+def text_of(column: Column) -> str:
+    """Returns the text of a Column, without what is another number in each process."""
     return _LAMBDA.sub(r"\1_", _ADDRESS.sub("@", str(column)))
 
 

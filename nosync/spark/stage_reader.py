@@ -26,6 +26,7 @@ from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.trace import Trace
 from nosync.replication.client.location import StoreLocation, open_directory
+from nosync.spark.maps import without_maps
 
 _COUNT = "__n"
 _MOST_ROWS_OF_A_VIEW = 1 << 40
@@ -60,11 +61,10 @@ class StageReader:
         """
         weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE, EXPIRE), -1).otherwise(1)
         columns = [F.col("`" + name.replace("`", "``") + "`") for name in self.stage.output.names]
-        summed = (
-            self.changes(spark, -1, as_of).groupBy(*columns).agg(F.sum(weight).alias(_COUNT)).where(f"{_COUNT} > 0")
-        )
+        changes, with_maps = without_maps(self.changes(spark, -1, as_of))
+        summed = changes.groupBy(*columns).agg(F.sum(weight).alias(_COUNT)).where(f"{_COUNT} > 0")
         repeated = summed.withColumn(_COUNT, F.explode(F.sequence(F.lit(1), F.col(_COUNT))))
-        return repeated.drop(_COUNT)
+        return with_maps(repeated.drop(_COUNT))
 
     def changes(self, spark: SparkSession, after: int, until: int, *, places: bool = False) -> DataFrame:
         """Returns the change feed: the stage's columns, `_change_type` and `_epoch`.

@@ -51,7 +51,7 @@ def test_the_example(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, str(README), "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
-    assert "|   JFK|  1| 3.0|  3.0|" in printed
+    assert "|   JFK|  1| 3.0|" in printed
     assert "update_postimage" in printed
     assert "recomputed      0" in printed
 
@@ -133,6 +133,18 @@ def test_the_page_that_reads_a_store(
         spark.sql(f"DROP VIEW {view}")
 
 
+def test_the_page_on_sql(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("sql.md", 4)
+    printed = capsys.readouterr().out
+    assert "|Bern| 35.0|" in printed
+    assert "view cities as of epoch 2: 1 rows, as Spark's query over its inputs gives" in printed
+    assert "totals" in printed.split("note:")[0]
+    assert "|Bern| 29.0|" in printed, "what the branch gives"
+
+
 def test_the_page_that_tests_a_flow() -> None:
     run_page("testing.md", 1)
 
@@ -141,7 +153,7 @@ def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page("operators.md", 13)
+    run_page("operators.md", 14)
     printed = capsys.readouterr().out
     assert "|plain|        1|" in printed
     assert "| gold|        1|" in printed

@@ -1,0 +1,171 @@
+"""Views: beside the same flow by hand, and beside Spark computing its query again over all rows.
+
+By hand: the operators that somebody would write for the query. Again: what Declarative Pipelines of open-source Spark do
+for a materialized view, with the rows cached in memory, and the result written to Parquet. An epoch changes 1 % of the
+lines: orders are cancelled, and as many come.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import nosync
+from bench.footprint import alone
+from bench.harness import Result, timed
+from bench.spark_epochs import CORES
+from bench.tpch import KEYS, QUERIES, SCHEMAS, Tables
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+from nosync.spark.session import local_session
+
+LINES = {"short": 20_000, "normal": 1_000_000, "full": 4_000_000}
+EPOCHS = 6
+SHARE = 100
+"""An epoch changes one of so many orders."""
+ASKED = ("q1", "q3", "q4", "q6", "q12", "q14", "q18")
+SHARDS = 2
+_SUMS = "SELECT l_suppkey, sum(l_extendedprice) AS price, count(*) AS n FROM lineitem WHERE l_quantity > 10 GROUP BY l_suppkey"
+_JOINED = """SELECT p_brand, sum(l_extendedprice) AS price, count(*) AS n FROM lineitem JOIN part ON l_partkey = p_partkey
+             GROUP BY p_brand"""
+
+
+def run(scale: str) -> Iterator[Result]:
+    lines = LINES[scale]
+    for name, view, hand in (
+        ("an aggregate", _SUMS, _sums_by_hand),
+        ("a join and an aggregate", _JOINED, _join_by_hand),
+    ):
+        mine, theirs = alone(_beside_hand, lines, view, None), alone(_beside_hand, lines, view, hand)
+        yield Result(
+            f"{name}, {lines:,} lines, an epoch that changes 1 %", "a view", mine, "s", "the same flow by hand", theirs,
+            mine / theirs, "<= 1.15", mine / theirs <= 1.15 * 1.1, repeats=EPOCHS,
+        )  # fmt: skip
+    for query in ASKED:
+        mine, again = alone(_beside_spark, lines, query)
+        yield Result(
+            f"TPC-H {query}, {lines:,} lines, an epoch that changes 1 %", "a view", mine, "s",
+            "Spark computes the query again", again, again / mine, ">= 10", again / mine >= 9, repeats=EPOCHS,
+        )  # fmt: skip
+
+
+class _Given:
+    """Rows of the tables: the first epoch's, and changes of 1 % of the orders."""
+
+    def __init__(self, spark: SparkSession, lines: int, tables: set[str]) -> None:
+        self._spark, self._tables = spark, tables
+        self._generator = Tables(lines // 4)
+        self._first = self._generator.first()
+        self._next = self._generator.orders
+        self.there = {name: self._first[name] for name in tables}
+
+    def first(self) -> dict[str, DataFrame]:
+        return {name: self._frame(name, self._first[name]) for name in self._tables}
+
+    def changes(self, t: int) -> dict[str, DataFrame]:
+        """Returns the changes of an epoch: the oldest orders go, and others come."""
+        n = self._generator.orders // SHARE
+        orders, lines = self._generator.ordered(np.arange(self._next, self._next + n), self._first["partsupp"])
+        self._next += n
+        gone = pa.array(np.arange((t - 1) * n, t * n))
+        made = {"orders": self._exchanged("orders", "o_orderkey", gone, orders)}
+        made["lineitem"] = self._exchanged("lineitem", "l_orderkey", gone, lines)
+        given = {name: table for name, table in made.items() if name in self._tables}
+        nothing = {name: self._first[name].slice(0, 0) for name in self._tables if name not in given}
+        return {name: self._frame(name, table) for name, table in {**nothing, **given}.items()}
+
+    def _exchanged(self, name: str, key: str, gone: pa.Array, new: pa.Table) -> pa.Table:
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        if name not in self._tables:
+            return new
+        is_gone = pc.is_in(self.there[name][key], value_set=gone)
+        old = self.there[name].filter(is_gone)
+        self.there[name] = pa.concat_tables([self.there[name].filter(pc.invert(is_gone)), new])
+        return pa.concat_tables(
+            [
+                table.append_column(CHANGE_TYPE_COLUMN, pa.repeat(kind, len(table)))
+                for table, kind in ((old, "delete"), (new, "insert"))
+            ]
+        )
+
+    def _frame(self, name: str, table: pa.Table) -> DataFrame:
+        return self._spark.createDataFrame(table).persist()
+
+
+def _sums_by_hand(flow: nosync.Dataflow) -> None:
+    flow["lineitem"].where("some", "l_quantity > 10").aggregate(
+        "v", key=["l_suppkey"], price=nosync.sum("l_extendedprice"), n=nosync.count()
+    )
+
+
+def _join_by_hand(flow: nosync.Dataflow) -> None:
+    lines = flow["lineitem"].select("lines", "l_partkey AS p_partkey", "l_extendedprice")
+    joined = lines.join("joined", flow["part"].select("brands", "p_partkey", "p_brand"), on=["p_partkey"])
+    joined.aggregate("v", key=["p_brand"], price=nosync.sum("l_extendedprice"), n=nosync.count())
+
+
+def _beside_hand(lines: int, query: str, hand: Callable[[nosync.Dataflow], None] | None) -> float:
+    """Returns the median of the seconds of an epoch, of a view or of what is made by hand."""
+    spark = local_session(CORES, "nosync-bench")
+    tables = {name for name in ("lineitem", "part") if name in query}
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        found = _epochs(spark, Path(directory), _Given(spark, lines, tables), query, hand, lambda _: None)
+    spark.stop()
+    return found[0]
+
+
+def _beside_spark(lines: int, name: str) -> tuple[float, float]:
+    """Returns the medians of the seconds of an epoch, and of the query over all rows."""
+    spark = local_session(CORES, "nosync-bench")
+    query = QUERIES[name]
+    tables = {table for table in SCHEMAS if f" {table}" in query.replace(",", " ").replace("\n", " ")}
+    given = _Given(spark, lines, tables)
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        target = str(Path(directory).resolve() / "again")
+
+        def again(there: Mapping[str, pa.Table]) -> None:
+            for table, rows in there.items():
+                frame = spark.createDataFrame(rows).persist()
+                frame.count()
+                frame.createOrReplaceTempView(table)
+            seconds.append(timed(lambda: spark.sql(query).write.mode("overwrite").parquet(target)))
+            for table in there:
+                spark.table(table).unpersist()
+
+        seconds: list[float] = []
+        mine, _ = _epochs(spark, Path(directory), given, query, None, again)
+    spark.stop()
+    return mine, statistics.median(seconds)
+
+
+def _epochs(
+    spark: SparkSession, directory: Path, given: _Given, query: str, hand: Callable[[nosync.Dataflow], None] | None,
+    after: Callable[[Mapping[str, pa.Table]], Any],
+) -> tuple[float, int]:  # fmt: skip
+    """Returns the median of the seconds of an epoch, and its rows. `after`: is called with what is there after each."""
+    flow = nosync.Dataflow("views")
+    for name in given.there:
+        flow.table(name, SCHEMAS[name], key=KEYS[name])
+    if hand is None:
+        flow.sql("v", query, spark=spark)
+    else:
+        hand(flow)
+    with nosync.open(directory / "store", retain=100) as store:
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        job.advance(0, given.first())
+        seconds = []
+        for t in range(1, 1 + EPOCHS):
+            rows = given.changes(t)
+            for frame in rows.values():
+                frame.count()
+            seconds.append(timed(partial(job.advance, t, rows)))
+            after(given.there)
+        return statistics.median(seconds[1:]), job.read("v").count()

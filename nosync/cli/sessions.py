@@ -1,0 +1,34 @@
+"""The session of Spark that some commands need. Others start without loading it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nosync.lsm.errors import NosyncError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def spark_session(cores: int | None) -> Iterator[SparkSession]:
+    """Starts a local session, whose log nobody sees, and stops it in the end."""
+    with tempfile.NamedTemporaryFile(prefix="nosync-spark-", suffix=".log") as log:
+        spark = start_session(cores, log.name)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def start_session(cores: int | None, log: str) -> SparkSession:
+    """Starts a local session, or returns the one that there is. `log`: the file of its log."""
+    try:
+        from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
+    except ImportError as error:
+        raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
+    return local_session(cores, "nosync", log=Path(log))

@@ -1,0 +1,89 @@
+"""The command that asks a store in SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nosync.cli.app import cli
+from nosync.cli.console import (
+    JSON,
+    MOST_ROWS_SHOWN,
+    POINT_IN_TIME,
+    STORE,
+    flat,
+    head,
+    print_csv,
+    print_json,
+    read_only,
+    rows_of,
+    show_rows,
+)
+from nosync.cli.jobs import CORES
+from nosync.cli.sessions import spark_session
+from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.model.as_of import AsOf
+
+
+@cli.command()
+@STORE
+@click.argument("query")
+@click.option(
+    "--as-of", type=POINT_IN_TIME, help="The epoch that all stages show, or a time. [default: the last sealed one]"
+)
+@click.option("--branch", default="main", show_default=True, help="Which branch to ask.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@CORES
+@JSON
+def sql(
+    path: Path,
+    query: str,
+    as_of: AsOf | None,
+    branch: str,
+    limit: int | None,
+    as_csv: bool,
+    cores: int | None,
+    as_json: bool,
+) -> None:
+    """Ask a store in Spark's SQL. Every stage is a view under its name, all of them as of one epoch.
+
+    A name with a - goes in `backquotes`; mind that shells take these for something else outside of '...'. Spark starts
+    for it, in some seconds.
+
+    \b
+      nosync sql state/ "SELECT origin, mean FROM delays ORDER BY mean DESC LIMIT 3"
+      nosync sql state/ "SELECT count(*) FROM delays" --as-of 2026-07-04T12:00
+      nosync sql state/ "SELECT * FROM delays JOIN airports USING (origin)" --csv
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two formats: leave out one")
+    with read_only(path) as store:
+        t = store.newest(branch) if as_of is None else store.epoch_as_of(as_of, branch)
+        if t is None or store.manifest(t, branch) is None:  # told before Spark starts
+            raise InvalidInputError(
+                f"branch {branch} has no sealed epoch{'' if t is None else f' {t}'}: there is nothing to ask"
+            )
+        with spark_session(cores) as spark:
+            from pyspark.errors import PySparkException  # noqa: PLC0415 - only this command needs Spark
+
+            from nosync.spark.errors import without_log  # noqa: PLC0415
+            from nosync.spark.views import views  # noqa: PLC0415
+
+            names = views(spark, store, t, branch=branch)
+            try:
+                with without_log():
+                    table = spark.sql(query).toArrow()
+            except PySparkException as error:
+                said = str(error).strip().splitlines()[0].rstrip(" ;")
+                raise NosyncError(f"{said}; stages: {', '.join(names.values())}") from None
+    shown = table if limit is None else head(table, limit)
+    if as_json:
+        print_json(rows_of(shown))
+    elif as_csv:
+        print_csv(flat(shown))
+    else:
+        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)

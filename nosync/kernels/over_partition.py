@@ -1,0 +1,248 @@
+"""Window functions of SQL: a column for each row that depends on its place among the rows of its partition.
+
+A function of `per_key`. Rows are sorted once by partition and order; then everything is arithmetic on places. Rows that
+the order does not tell apart come in the order of their contents, so that the answer is the same in each run, where
+Spark's depends on how rows were shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.kernels.joins import content_hash, distinct
+from nosync.lsm.columnar.columns import Bools, Indices, as_array
+from nosync.lsm.columnar.hashing import hash32
+
+VERSION = "nosync window functions 1"
+"""It stands for the code below in fingerprints: another one is for other answers."""
+WHOLE, ROWS, PEERS = "whole", "rows", "peers"
+"""Frames: the whole partition; its rows up to this one; those up to this one and all that the order puts beside it."""
+RANKS = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
+SHIFTS = ("lag", "lead")
+OVER_FRAMES = ("count", "sum", "avg", "min", "max", "first_value", "last_value")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A column by which rows of a partition are ordered."""
+
+    column: str
+    ascending: bool = True
+    nulls_first: bool = True
+
+
+@dataclass(frozen=True)
+class OverColumn:
+    """A column that is made: a function of `RANKS`, `SHIFTS` or `OVER_FRAMES`."""
+
+    name: str
+    function: str
+    type: pa.DataType
+    column: str | None = None
+    """The column that it is of; None: it is of places only, or counts rows."""
+    frame: str = WHOLE
+    number: int = 1
+    """How many rows lag and lead go, and how many parts ntile makes."""
+    default: str | None = None
+    """The column with what lag and lead give where there is no such row."""
+    ignores_nulls: bool = False
+    """Says whether first_value and last_value pass over nulls."""
+
+
+@dataclass(frozen=True)
+class OverPartition:
+    """A function of rows of whole partitions, which adds columns to them."""
+
+    key: tuple[str, ...]
+    order: tuple[Order, ...]
+    columns: tuple[OverColumn, ...]
+    drops: tuple[str, ...] = ()
+    """Columns that are only there for this, and not in the result."""
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        made = _Partitions.of(rows, self.key, self.order)
+        for column in self.columns:
+            values = made.column(rows, column)
+            back = np.empty(rows.num_rows, dtype=np.int64)
+            back[made.by_place] = np.arange(rows.num_rows)
+            rows = rows.append_column(column.name, values.take(pa.array(back)).cast(column.type))
+        return rows.drop_columns(list(self.drops))
+
+
+@dataclass(frozen=True)
+class _Partitions:
+    """Rows in order of partition and place. All arrays but the first are by that order."""
+
+    by_place: Indices
+    """The row at each place."""
+    start: Indices
+    """The place where each row's partition begins."""
+    end: Indices
+    """The place after the last row of each row's partition."""
+    peer_start: Indices
+    peer_end: Indices
+    """The places where the rows begin and end that the order puts beside each row."""
+
+    @classmethod
+    def of(cls, rows: pa.Table, key: Sequence[str], order: Sequence[Order]) -> _Partitions:
+        n = rows.num_rows
+        partition: Indices = np.zeros(n, dtype=np.int64)
+        if key:
+            keys = [as_array(rows.column(name)) for name in key]
+            _, partition = distinct(keys, hash32(keys))
+        codes = [_codes(as_array(rows.column(one.column)), one) for one in order]
+        by_place = np.lexsort((content_hash(rows), *reversed(codes), partition))
+        new_partition, new_peer = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
+        new_partition[1:] = np.diff(partition[by_place]) != 0
+        new_peer[1:] = new_partition[1:]
+        for code in codes:
+            new_peer[1:] |= np.diff(code[by_place]) != 0
+        return cls(by_place, *_bounds(new_partition), *_bounds(new_peer))
+
+    def column(self, rows: pa.Table, column: OverColumn) -> pa.Array:
+        """Returns the values of a column that is made, by place."""
+        if column.function in RANKS:
+            return pa.array(self._rank(column.function, column.number))
+        given = None if column.column is None else as_array(rows.column(column.column)).take(pa.array(self.by_place))
+        if column.function in SHIFTS:
+            assert given is not None, "lag and lead are of a column"
+            default = None
+            if column.default is not None:
+                default = as_array(rows.column(column.default)).take(pa.array(self.by_place))
+            return self._shifted(given, column.number if column.function == "lead" else -column.number, default)
+        return self._over_frame(given, column)
+
+    def _rank(self, function: str, number: int) -> Any:
+        place = np.arange(len(self.by_place))
+        rows = self.end - self.start
+        if function == "row_number":
+            return place - self.start + 1
+        if function == "rank":
+            return self.peer_start - self.start + 1
+        if function == "dense_rank":
+            groups = np.cumsum(self.peer_start == place)
+            return groups - np.take(groups, self.start) + 1 if len(place) else groups
+        if function == "percent_rank":
+            return (self.peer_start - self.start) / np.maximum(rows - 1, 1)
+        if function == "cume_dist":
+            return (self.peer_end - self.start) / rows
+        assert function == "ntile", function
+        size, larger = rows // number, rows % number
+        at = place - self.start
+        in_larger = at < larger * (size + 1)
+        return np.where(in_larger, at // (size + 1), larger + (at - larger * (size + 1)) // np.maximum(size, 1)) + 1
+
+    def _shifted(self, given: pa.Array, by: int, default: pa.Array | None) -> pa.Array:
+        at = np.arange(len(given)) + by
+        inside = (at >= self.start) & (at < self.end)
+        found = given.take(pa.array(at, mask=~inside))
+        return found if default is None else pc.if_else(pa.array(inside), found, default)
+
+    def _over_frame(self, given: pa.Array | None, column: OverColumn) -> pa.Array:
+        places = np.arange(len(self.by_place))
+        end = {WHOLE: self.end, ROWS: places + 1, PEERS: self.peer_end}[column.frame]
+        valid = np.ones(len(places), dtype=np.bool_)
+        if given is not None:
+            valid = given.is_valid().to_numpy(zero_copy_only=False)
+        if column.function in ("first_value", "last_value"):
+            assert given is not None, "they are of a column"
+            return given.take(self._at_ends(valid, end, column))
+        count = self._sums(valid.astype(np.int64), end)
+        if column.function == "count":
+            return pa.array(count)
+        assert given is not None, f"{column.function} is of a column"
+        nothing = count == 0
+        if column.function in ("min", "max"):
+            codes = _codes(given, Order("", ascending=column.function == "min", nulls_first=False))
+            best = self._first_of_smallest(codes, end)
+            return given.take(pa.array(best, mask=nothing))
+        if pa.types.is_decimal(given.type):
+            scale = given.type.scale
+            whole = [0 if v is None else int(v.scaleb(scale)) for v in given.to_pylist()]
+            sums = self._sums(np.array(whole, dtype=object), end)
+            shown = [None if none else _decimal(int(v), scale) for v, none in zip(sums, nothing, strict=True)]
+            return pa.array(shown, column.type)
+        zeros = pc.fill_null(given, pa.scalar(0, given.type)).to_numpy(zero_copy_only=False)
+        exact = pa.types.is_integer(given.type) and column.function == "sum"
+        sums = self._sums(zeros.astype(np.int64 if exact else np.float64), end)
+        if column.function == "sum":
+            return pa.array(sums, mask=nothing)
+        return pa.array(sums / np.maximum(count, 1), mask=nothing)
+
+    def _sums(self, values: Any, end: Indices) -> Any:
+        """Returns the sum of each row's frame, added up in the order of the rows and within its partition only."""
+        running = np.empty(len(values), dtype=values.dtype)
+        starts = np.flatnonzero(self.start == np.arange(len(values)))
+        for start, stop in zip(starts, np.append(starts[1:], len(values)), strict=True):
+            np.cumsum(values[start:stop], out=running[start:stop])
+        return running[end - 1] if len(values) else running
+
+    def _first_of_smallest(self, codes: Indices, end: Indices) -> Indices:
+        """Returns the place of the smallest code of each row's frame, the first of several."""
+        n = len(codes)
+        best = np.empty(n, dtype=np.int64)
+        starts = np.flatnonzero(self.start == np.arange(n))
+        for start, stop in zip(starts, np.append(starts[1:], n), strict=True):
+            smallest = np.minimum.accumulate(codes[start:stop])
+            is_new = np.ones(stop - start, dtype=np.bool_)
+            is_new[1:] = np.diff(smallest) != 0
+            best[start:stop] = start + np.maximum.accumulate(np.where(is_new, np.arange(stop - start), 0))
+        return best[end - 1] if n else best
+
+    def _at_ends(self, valid: Bools, end: Indices, column: OverColumn) -> pa.Array:
+        """Returns the first or the last place of each row's frame, or that of a value that is not null."""
+        places = np.arange(len(valid))
+        if column.function == "first_value":
+            if not column.ignores_nulls:
+                return pa.array(self.start)
+            after = np.where(valid, places, len(valid))
+            following = np.minimum.accumulate(after[::-1])[::-1] if len(after) else after
+            at = following[self.start]
+            return pa.array(np.minimum(at, len(valid) - 1), mask=at >= end)
+        if not column.ignores_nulls:
+            return pa.array(end - 1)
+        before = np.maximum.accumulate(np.where(valid, places, -1)) if len(valid) else places
+        at = before[end - 1]
+        return pa.array(np.maximum(at, 0), mask=at < self.start)
+
+
+def _bounds(begins: Bools) -> tuple[Indices, Indices]:
+    """Returns the place where each row's group begins, and the place after its end."""
+    n = len(begins)
+    number = np.cumsum(begins) - 1
+    starts = np.append(np.flatnonzero(begins), n)
+    return starts[:-1][number], starts[1:][number]
+
+
+def _codes(values: pa.Array, order: Order) -> Indices:
+    """Returns numbers that are in the order of values; equal ones have the same."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    codes: Indices = np.zeros(len(values), dtype=np.int64)
+    if pa.types.is_floating(values.type):  # NaN is the largest, and equal to itself; -0.0 is 0.0
+        numbers = values.to_numpy(zero_copy_only=False)[valid] + 0.0
+        codes[valid] = np.unique(numbers, return_inverse=True)[1]
+    else:
+        values = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
+        there = values.filter(pa.array(valid))
+        different = pc.unique(there)
+        ranked = np.empty(len(different), dtype=np.int64)
+        ranked[pc.sort_indices(different).to_numpy()] = np.arange(len(different))
+        codes[valid] = ranked[pc.index_in(there, different).to_numpy()]
+    if not order.ascending:
+        codes = -codes
+    codes[~valid] = np.iinfo(np.int64).min if order.nulls_first else np.iinfo(np.int64).max
+    return codes
+
+
+def _decimal(value: int, scale: int) -> object:
+    import decimal  # noqa: PLC0415 - few frames are of decimals
+
+    with decimal.localcontext() as context:
+        context.prec = 80
+        return decimal.Decimal(value).scaleb(-scale)

@@ -1,0 +1,372 @@
+"""GROUP BY as aggregates, with a select before (keys and arguments) and one after (answers of Spark's types).
+
+What DISTINCT makes a difference to is an aggregate over rows without doubles; what needs all values of a group, such as
+a percentile, is a `per_key`. Where a query asks for several of these, they are joined by the groups' keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nosync.flow.stage import Stage
+from nosync.kernels import aggregates as functions
+from nosync.kernels.aggregates import Aggregate
+from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.plans.expressions import Expressions
+from nosync.spark.plans.joins import null_safe
+from nosync.spark.plans.relation import Expression, Relation, Stages, named
+from nosync.spark.plans.whole_groups import COLLECT_LIST, COLLECT_SET, PERCENTILE, VERSION, OfGroup, WholeGroups
+
+_REFUSED: Mapping[str, str] = {
+    "First": "which row is first is chance: say min_by(column, order)",
+    "Last": "which row is last is chance: say max_by(column, order)",
+    "HyperLogLogPlusPlus": "an approximation that follows deletions is not there: say count(DISTINCT ...), which is exact",
+    "ApproximatePercentile": "an approximation that follows deletions is not there: say percentile(...), which is exact",
+}
+_SAME_TWICE = ("Min", "Max", "MaxBy", "MinBy", "CollectSet")
+"""The aggregates that DISTINCT makes no difference to."""
+_OF_WHOLE_GROUPS = {"CollectList": COLLECT_LIST, "CollectSet": COLLECT_SET, "Percentile": PERCENTILE}
+
+
+_ARGUMENTS = {"name", "key", "persist", "self"}
+"""What `aggregate` calls its own arguments, so that no aggregate can be called so."""
+
+
+@dataclass
+class _Part:
+    """Aggregates that are computed together, over a stage: names go by it, for groups of groups have such names already."""
+
+    over: str
+    arguments: dict[str, Expression] = field(default_factory=dict)
+    """The columns that they take beside the key."""
+    aggregates: dict[str, Aggregate] = field(default_factory=dict)
+    of_group: dict[str, OfGroup] = field(default_factory=dict)
+    types: dict[str, Node] = field(default_factory=dict)
+    """The types of the answers about whole groups."""
+    answers: list[tuple[Node, str, str]] = field(default_factory=list)
+    """The calls of the query, each with the column and the text of its answer."""
+
+    def takes(self, text: Expression) -> str:
+        name = named("a", self.over, str(text))
+        self.arguments[name] = text
+        return name
+
+    def has(self, aggregate: Aggregate) -> str:
+        """Adds an aggregate. Returns its column, in quotes."""
+        name = named(aggregate.function, self.over, repr(aggregate))
+        self.aggregates[name] = aggregate
+        return quoted(name)
+
+    def answers_by(self, call: Node, text: str, wanted: str | None) -> None:
+        """Adds an answer, which is the column of an aggregate if its text says no more. That is called `wanted` then."""
+        bare = next((name for name in self.aggregates if quoted(name) == text), None)
+        if bare is None:
+            self.answers.append((call, named("r", self.over, text), text))
+            return
+        if wanted is not None and not any(name == bare for _, name, _ in self.answers):
+            # In its place, so that columns stay in the order of the query.
+            self.aggregates = {wanted if name == bare else name: one for name, one in self.aggregates.items()}
+            bare = wanted
+        self.answers.append((call, bare, quoted(bare)))
+
+
+class Aggregates:
+    """Makes stages of aggregates; `note` keeps what whoever runs a view should know."""
+
+    def __init__(self, stages: Stages, expressions: Expressions, note: Callable[[str], None]) -> None:
+        self._stages, self._expressions, self._note = stages, expressions, note
+        self._wanted: list[tuple[Node, str]] = []
+        self._taken: set[str] = set()
+
+    def of(self, plan: Node, relation: Relation, wanted: Mapping[int, str]) -> tuple[Relation, list[tuple[Node, str]]]:
+        """Returns the groups of a relation, and the columns that have the values of expressions of a plan's answers.
+        `wanted`: what columns are to be called, by the attributes of the plan, as far as they are groups and calls.
+        """
+        outputs = items(plan.aggregateExpressions())
+        calls = _calls_in(outputs)
+        self._wanted = [(_value_of(one), wanted[id_of(one)]) for one in outputs if id_of(one) in wanted]
+        keys: dict[str, Expression] = {}
+        known: list[tuple[Node, str]] = []
+        types: dict[str, Node] = {}
+        groups = items(plan.groupingExpressions())
+        self._taken = {name.lower() for name in relation.types} | _ARGUMENTS
+        for group in groups:
+            if kind_of(group) == "AttributeReference" and "spark.sessionWindow" in str(group.metadata().json()):
+                raise refused(group, "sessions are not translated: declare window(gap=), and the view over it")
+            text = self._expressions.of(group, relation)
+            name = (
+                relation.columns[id_of(group)]
+                if kind_of(group) == "AttributeReference"
+                else named("key", relation.stage.name, str(text))
+            )
+            name = self._name_wanted(group, name) or name
+            keys[name], types[name] = text, group.dataType()
+            known.append((group, name))
+        stage = self._grouped(relation, keys, calls, types, known)
+        by_id = {id_of(group): name for group, name in known if kind_of(group) == "AttributeReference"}
+        return Relation(stage, by_id, types), known
+
+    def _grouped(
+        self, relation: Relation, keys: Mapping[str, Expression], calls: Sequence[Node], types: dict[str, Node],
+        known: list[tuple[Node, str]],
+    ) -> Stage:  # fmt: skip
+        """Returns the groups. Adds to `types` and `known` the columns that have the answers of calls."""
+        if not calls:
+            return self._stages.distinct(self._stages.select(relation.stage, keys))
+        key_types = dict(types)
+        over = relation.stage.name
+        plain, whole, sets = _Part(over), _Part(over), dict[str, tuple[_Part, list[str]]]()
+        for call in calls:
+            kind = kind_of(_function_of(call))
+            if kind in _OF_WHOLE_GROUPS:
+                self._add_whole(whole, call, relation)
+            elif not _needs_distinct(call):
+                self._add(plain, call, relation)
+            else:
+                arguments = [str(one) for one in self._arguments(call, relation)]
+                part, _ = sets.setdefault("\0".join(arguments), (_Part(over), arguments))
+                self._add(part, call, relation)
+        if not (plain.answers or sets) and not keys:
+            plain.has(functions.count())  # the row that is there without any rows
+        stages = [(self._aggregated(relation, keys, plain), plain)] if plain.aggregates else []
+        stages += [(self._aggregated(relation, keys, part, distinct=True), part) for part, _ in sets.values()]
+        if whole.answers:
+            stages.append((self._of_whole_groups(relation, keys, whole, key_types), whole))
+        for _, part in stages:
+            for call, name, _ in part.answers:
+                types[name] = call.dataType()
+                known.append((call, name))
+        (stage, part), *others = stages
+        columns = [*keys, *(name for _, name, _ in part.answers)]
+        for other, more in others:
+            joined = [name for _, name, _ in more.answers]
+            stage = self._beside(stage, columns, other, joined, key_types)
+            columns += joined
+        return stage
+
+    def _aggregated(
+        self, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
+    ) -> Stage:
+        given = {**keys, **part.arguments} or {named("one", ""): "1"}
+        before = self._stages.select(relation.stage, given)
+        before = self._stages.distinct(before) if distinct else before
+        stage = self._stages.aggregate(before, list(keys), part.aggregates)
+        return self._stages.select(stage, _answers(keys, part))
+
+    def _of_whole_groups(
+        self, relation: Relation, keys: Mapping[str, Expression], part: _Part, key_types: Mapping[str, Node]
+    ) -> Stage:
+        before = self._stages.select(relation.stage, {**keys, **part.arguments})
+        self._note("percentile and collect_*: all values of a group are kept, and read where one of them changes")
+        function = WholeGroups(tuple(keys), tuple(part.of_group.values()))
+        types = {name: str(type_.sql()) for name, type_ in part.types.items()}
+        stage = self._stages.per_key("group", before, list(keys), function, f"{VERSION} {function!r}", types)
+        return self._stages.select(stage, _answers(keys, part))
+
+    def _beside(
+        self, stage: Stage, columns: Sequence[str], other: Stage, joined: Sequence[str], key_types: Mapping[str, Node]
+    ) -> Stage:
+        """Returns the answers of two stages about the same groups, the first of which has all of them."""
+        on: dict[str, Expression] = {}
+        for name, type_ in key_types.items():
+            on |= null_safe(named("on", name), quoted(name), str(type_.sql()))
+        on = on or {named("on", "one row"): "1"}
+        left = self._stages.select(stage, {**on, **{name: quoted(name) for name in columns}})
+        right = self._stages.select(other, {**on, **{name: quoted(name) for name in joined}})
+        both = self._stages.join(left, right, list(on), "left")
+        return self._stages.select(both, {name: quoted(name) for name in (*columns, *joined)})
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _arguments(self, call: Node, relation: Relation) -> list[Expression]:
+        """Returns what a call is of; null where its FILTER does not let a row pass."""
+        children = items(_function_of(call).children())
+        return [self._argument(call, child, relation) for child in children]
+
+    def _argument(self, call: Node, child: Node, relation: Relation) -> Expression:
+        condition = found(call.filter())
+        text = self._expressions.of(child, relation)
+        if condition is None:
+            return text
+        only = self._expressions.of(condition, relation)
+        if not isinstance(text, str) or not isinstance(only, str):
+            raise refused(call, "its FILTER cannot be said as SQL text: compute it in a column first")
+        return f"IF({only}, {text}, NULL)"
+
+    def _add_whole(self, part: _Part, call: Node, relation: Relation) -> None:
+        function = _function_of(call)
+        kind, children = kind_of(function), items(function.children())
+        if kind == "Percentile":
+            if kind_of(children[1].dataType()) == "ArrayType" or not children[1].foldable():
+                raise refused(call, "percentile of one constant share is translated: call it once for each")
+            if str(children[2].toString()) != "1":
+                raise refused(call, "percentile with frequencies is not translated")
+            share = float(str(children[1].eval(None)))
+        else:
+            share = 0.0
+        argument = self._argument(call, children[0], relation)
+        if kind == "Percentile" and isinstance(argument, str):
+            argument = f"CAST({argument} AS double)"
+        column = part.takes(argument)
+        how = COLLECT_SET if call.isDistinct() and kind == "CollectList" else _OF_WHOLE_GROUPS[kind]
+        name = named(how, part.over, column, str(share))
+        descending = kind == "Percentile" and bool(function.reverse())
+        part.of_group[name] = OfGroup(name, how, column, 1.0 - share if descending else share)
+        part.types[name] = call.dataType()
+        empty = ", array()" if kind != "Percentile" else ""
+        text = f"coalesce({quoted(name)}{empty})" if empty else quoted(name)
+        part.answers.append((call, name, text))
+
+    def _add(self, part: _Part, call: Node, relation: Relation) -> None:
+        function = _function_of(call)
+        kind = kind_of(function)
+        answer: Callable[[_Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
+        if answer is None:
+            raise refused(call, _REFUSED.get(kind, "there is no such aggregate that follows rows which go"))
+        part.answers_by(call, answer(part, call, function, relation), self._name_wanted(call))
+
+    def _name_wanted(self, expression: Node, has: str = "") -> str | None:
+        """Returns what users call the column of an expression, which `has` a name. None: they do not, or it would be taken
+        for another one, such as a group that the query does not show.
+        """
+        for value, name in self._wanted:
+            if value.semanticEquals(expression) and (name == has or name.lower() not in self._taken):
+                self._taken.add(name.lower())
+                return name
+        return None
+
+    def _of_one(self, part: _Part, call: Node, child: Node, relation: Relation) -> str:
+        return part.takes(self._argument(call, child, relation))
+
+    def _count(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        children = items(function.children())
+        nullable = [child for child in children if child.nullable()]
+        if call.isDistinct() and len(children) == 1:
+            return part.has(functions.count_distinct(self._of_one(part, call, children[0], relation)))
+        if not nullable and found(call.filter()) is None:
+            return part.has(functions.count())
+        if len(nullable) == 1 and found(call.filter()) is None:
+            return part.has(functions.count(self._of_one(part, call, nullable[0], relation)))
+        conditions = [f"({self._said(call, child, relation)}) IS NOT NULL" for child in nullable]
+        condition = found(call.filter())
+        conditions += [] if condition is None else [f"({self._said(call, condition, relation)})"]
+        counted = part.takes(f"IF({' AND '.join(conditions)}, 1, NULL)")
+        if call.isDistinct():  # rows without doubles are told apart by all arguments
+            for child in children:
+                self._of_one(part, call, child, relation)
+        return part.has(functions.count(counted))
+
+    def _said(self, call: Node, expression: Node, relation: Relation) -> str:
+        text = self._expressions.of(expression, relation)
+        if not isinstance(text, str):
+            raise refused(call, "its arguments cannot be said as SQL text: compute them in a column first")
+        return text
+
+    def _sum(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        (child,) = items(function.children())
+        if "Interval" in kind_of(child.dataType()):
+            raise refused(call, "a sum of intervals is not there: sum their seconds")
+        total = part.has(functions.sum(self._of_one(part, call, child, relation)))
+        return _cast(total, call) if kind_of(child.dataType()) == "DecimalType" else total
+
+    def _average(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        (child,) = items(function.children())
+        if "Interval" in kind_of(child.dataType()):
+            raise refused(call, "a mean of intervals is not there: average their seconds")
+        column = self._of_one(part, call, child, relation)
+        if kind_of(child.dataType()) != "DecimalType":
+            return part.has(functions.mean(column))
+        total, n = part.has(functions.sum(column)), part.has(functions.count(column))
+        return _cast(f"{total} / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
+
+    def _min(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return part.has(functions.min(self._of_one(part, call, items(function.children())[0], relation)))
+
+    def _max(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return part.has(functions.max(self._of_one(part, call, items(function.children())[0], relation)))
+
+    _anyvalue = _min
+
+    def _variancesamp(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return part.has(functions.variance(self._of_one(part, call, items(function.children())[0], relation)))
+
+    def _stddevsamp(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return part.has(functions.stddev(self._of_one(part, call, items(function.children())[0], relation)))
+
+    def _variancepop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        column = self._of_one(part, call, items(function.children())[0], relation)
+        of_sample, n = part.has(functions.variance(column)), part.has(functions.count(column))
+        return f"CASE WHEN {n} = 1 THEN 0D WHEN {n} > 1 THEN {of_sample} * ({n} - 1) / {n} END"
+
+    def _stddevpop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return f"sqrt({self._variancepop(part, call, function, relation)})"
+
+    def _maxby(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return self._by(functions.last, part, call, function, relation)
+
+    def _minby(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        return self._by(functions.first, part, call, function, relation)
+
+    def _by(self, which: Callable[..., Aggregate], part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        value, order = items(function.children())[:2]
+        column = part.takes(self._expressions.of(value, relation))
+        return part.has(which(column, by=self._of_one(part, call, order, relation)))
+
+    def _pivotfirst(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+        context = self._said(call, function.pivotColumn(), relation)
+        value = self._said(call, function.valueColumn(), relation)
+        literal = self._expressions.literal
+        texts = []
+        for one in items(function.pivotColumnValues()):
+            column = part.takes(f"IF(({context}) <=> {literal(one, function.pivotColumn().dataType())}, {value}, NULL)")
+            texts.append(part.has(functions.max(column)))
+        return f"array({', '.join(texts)})"
+
+
+def _answers(keys: Mapping[str, Expression], part: _Part) -> dict[str, Expression]:
+    texts: dict[str, Expression] = {name: quoted(name) for name in keys}
+    return texts | {name: text for _, name, text in part.answers}
+
+
+def _value_of(output: Node) -> Node:
+    return output.child() if kind_of(output) == "Alias" else output
+
+
+def _calls_in(outputs: Sequence[Node]) -> list[Node]:
+    """Returns the different calls of aggregates in expressions."""
+    calls: list[Node] = []
+    for output in outputs:
+        for one in nodes_of(output):
+            if kind_of(one) == "AggregateExpression" and not any(one.semanticEquals(other) for other in calls):
+                calls.append(one)
+    return calls
+
+
+def _function_of(call: Node) -> Node:
+    """Returns the aggregate of a call, or the one that Spark computes in its place."""
+    function = call.aggregateFunction()
+    while kind_of(function) in (
+        "CountIf",
+        "BoolAnd",
+        "BoolOr",
+        "Median",
+        "RegrCount",
+        "RegrAvgX",
+        "RegrAvgY",
+        "ListAgg",
+    ):
+        function = function.replacement()
+    return function
+
+
+def _needs_distinct(call: Node) -> bool:
+    if not call.isDistinct():
+        return False
+    function = _function_of(call)
+    is_one_count = kind_of(function) == "Count" and len(items(function.children())) == 1
+    return kind_of(function) not in _SAME_TWICE and not is_one_count
+
+
+def _cast(text: str, call: Node) -> str:
+    return f"CAST({text} AS {call.dataType().sql()})"

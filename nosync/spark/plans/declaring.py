@@ -1,0 +1,134 @@
+"""Declaring a view: its query is read by Spark, translated, and bound, so that what is wrong is told where it is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import cast
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from nosync.flow.binder import bind
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.kinds import PART_SEPARATOR
+from nosync.flow.stage import Stage
+from nosync.flow.tables import source_of
+from nosync.flow.views import NoSessionError, View
+from nosync.lsm.errors import FlowError, NosyncError
+from nosync.spark.expressions import Analyzer
+from nosync.spark.plans.catalyst import Node, Refused, quoted
+from nosync.spark.plans.query import Planner
+from nosync.spark.plans.translator import Translator
+from nosync.spark.schemas import parse_ddl
+from nosync.spark.session import check_session, expression_settings
+
+_NO_SESSION = (
+    "Spark reads its query, and there is no session yet: make one before, as in "
+    "SparkSession.builder.getOrCreate(), or give spark="
+)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What Spark said of a flow's stages so far."""
+
+    spark: SparkSession
+    settings: dict[str, str]
+    analyzer: Analyzer
+
+
+def declare(flow: Dataflow, view: View, spark: SparkSession | None) -> View:
+    """Adds the stages of a view to a flow. Returns the view as it is made.
+
+    Raises FlowError or SchemaError where its query cannot be read, or not be kept up to date.
+    """
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise NoSessionError(f"view {view.name}: {_NO_SESSION}")
+    check_session(spark)
+    planner = Planner(spark)
+    inputs = _inputs(flow, planner, spark)
+    analyzed = planner.analyze(view.name, view.query, inputs)
+    names = [name for _, name, _ in analyzed.columns]
+    _check_names(view.name, names)
+    translator = Translator(planner.session, planner, flow, inputs)
+    try:
+        relation = translator.translate(analyzed)
+        final = {name: quoted(relation.columns[i]) for i, name, _ in analyzed.columns}
+        expressions = [text if text == quoted(name) else f"{text} AS {quoted(name)}" for name, text in final.items()]
+        is_named = all(relation.columns[i] == name for i, name, _ in analyzed.columns)
+        if not is_named or translator.stages.under(view.name, relation.stage, names) is None:
+            relation.stage.select(view.name, *expressions, persist="memory")
+    except Refused as error:
+        raise FlowError(f"view {view.name}: {error}") from None
+    made = (*translator.stages.made, view.name)
+    _bound(flow, spark, view.name, made)
+    columns = tuple((name, str(type_.sql())) for _, name, type_ in analyzed.columns)
+    return replace(view, columns=columns, inputs=tuple(translator.used), stages=made, notes=tuple(translator.notes))
+
+
+def _inputs(flow: Dataflow, planner: Planner, spark: SparkSession) -> dict[str, dict[str, Node]]:
+    """Returns the stages that a view can name, which are those that users named, and registers them."""
+    internal = {name for view in flow.views.values() for name in view.stages[:-1]}
+    internal |= {source_of(stage.name) for stage in flow.stages}
+    shown = [stage for stage in flow.stages if stage.name not in internal and stage.loop in (None, stage.name)]
+    types = _types_of(flow, shown, spark)
+    found = {}
+    for stage in shown:
+        planner.register(stage.name, types[stage.name])
+        output = planner.session.table(quoted(stage.name))._jdf.schema()
+        fields = [output.apply(i) for i in range(output.size())]
+        found[stage.name] = {str(field.name()): field.dataType() for field in fields}
+    return found
+
+
+def _types_of(flow: Dataflow, stages: list[Stage], spark: SparkSession) -> dict[str, dict[str, str]]:
+    """Returns Spark's types of stages' columns. What no text declares is what the bound flow says."""
+    found: dict[str, dict[str, str]] = {}
+    bound: BoundFlow | None = None
+    for stage in stages:
+        if stage.name in flow.views:
+            found[stage.name] = dict(flow.views[stage.name].columns)
+        elif not stage.inputs:
+            found[stage.name] = _of_schema(cast("StructType", StructType.fromDDL(stage.schema or "")))
+        else:
+            bound = bound or bind(flow, parse_ddl, _analyzer_of(flow, spark))
+            found[stage.name] = _of_schema(from_arrow_schema(bound.stages[stage.name].output))
+    return found
+
+
+def _analyzer_of(flow: Dataflow, spark: SparkSession) -> Analyzer:
+    """Returns what asks Spark about a flow's stages. It asks about each once, and not anew for each view."""
+    settings = expression_settings(spark)
+    known = flow.asked
+    if not isinstance(known, _Asked) or known.spark is not spark or known.settings != settings:
+        known = flow.asked = _Asked(spark, settings, Analyzer(spark, settings))
+    return known.analyzer
+
+
+def _of_schema(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema}
+
+
+def _check_names(view: str, names: list[str]) -> None:
+    lower = [name.lower() for name in names]
+    twice = next((name for i, name in enumerate(names) if name.lower() in lower[:i]), None)
+    if twice is not None:
+        raise FlowError(f"view {view}: two of its columns are named {twice!r}: give one another name with AS")
+    ours = next((name for name in names if name.startswith("_")), None)
+    if ours is not None:
+        raise FlowError(f"view {view}: column {ours!r}: names that begin with _ are kept for nosync: rename it with AS")
+
+
+def _bound(flow: Dataflow, spark: SparkSession, view: str, made: tuple[str, ...]) -> None:
+    """Binds the flow with the view's stages. What they cannot be is told of the view: their names say nothing to users."""
+    try:
+        bind(flow, parse_ddl, _analyzer_of(flow, spark))
+    except NosyncError as error:
+        mine = re.match(r"stage ([a-z0-9_-]+): ", str(error))
+        if mine is None or mine[1].partition(PART_SEPARATOR)[0] not in made:
+            raise
+        raise FlowError(f"view {view}: {str(error)[mine.end() :]} (in its stage {mine[1]})") from error

@@ -1,0 +1,144 @@
+"""Expressions of a plan as expressions over the columns of a stage: SQL text, and where that cannot say it a Column.
+
+Whatever is made is analyzed again over a table of the stage's columns, and must be the same to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
+
+from nosync.flow.fingerprint import fingerprint
+from nosync.spark.errors import without_log
+from nosync.spark.expressions import command_of, text_of
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.plans.relation import Coded, Expression, Relation
+from nosync.spark.session import contains
+
+_NAME = "value"
+_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
+_WITHOUT_TEXT = (
+    "LambdaFunction",
+    "KnownNullable",
+    "KnownNotNull",
+    "PreciseTimestampConversion",
+    "PythonUDF",
+    "ScalaUDF",
+)
+"""What Spark prints in a way that it cannot read, or that does not say what it is."""
+_REPLACEABLE = ("RuntimeReplaceable", "InheritAnalysisRules", "RuntimeReplaceableAggregate")
+Known = Sequence[tuple[Node, str]]
+"""Expressions, each with the column that has its value already."""
+
+
+class Expressions:
+    """Makes expressions for stages; made for one session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._catalyst = session._jvm.org.apache.spark.sql.catalyst  # type: ignore[union-attr]
+        self._tables: dict[str, DataFrame] = {}
+        self._shared: dict[str, Node] = {}
+
+    def of(self, expression: Node, relation: Relation, known: Known = ()) -> Expression:
+        """Returns an expression over a relation's columns. Raises Refused for one that is not a function of one row."""
+        if not expression.deterministic():
+            raise refused(expression, "it is another value each time: add it to the input")
+        if contains(self._session, expression, "CURRENT_LIKE"):
+            raise refused(expression, "it depends on when, or by whom, it is asked: add the time to the input")
+        table = self._table(relation.types)
+        attributes = {str(one.name()): one for one in items(table._jdf.queryExecution().analyzed().output())}
+        meant = self._rewritten(expression, relation.columns, known, attributes.__getitem__)
+        if kind_of(meant) == "AttributeReference":
+            return quoted(str(meant.name()))
+        if not any(kind_of(one) in _WITHOUT_TEXT for one in nodes_of(meant)):
+            text = str(meant.sql())
+            if self._is_same(table, text, meant):
+                return text
+        by_name = self._rewritten(expression, relation.columns, known, self._unresolved)
+        column = ClassicColumn(self._session._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(by_name))  # type: ignore[union-attr]
+        if self._is_same(table, column, meant):
+            return Coded(column, self._said(by_name, column))
+        raise refused(expression, "what it means cannot be said over the rows of one stage")
+
+    def literal(self, value: object, type_: Node) -> str:
+        """Returns a constant as SQL text."""
+        return str(self._catalyst.expressions.Literal.create(value, type_).sql())
+
+    def _rewritten(self, e: Node, columns: Mapping[int, str], known: Known, column: Any) -> Node:
+        """Returns an expression with columns in the place of its attributes, and of what is known."""
+        for what, name in known:
+            if what.semanticEquals(e):
+                return column(name)
+        kind = kind_of(e)
+        if kind in ("AttributeReference", "OuterReference"):
+            if id_of(e) not in columns:
+                raise refused(
+                    e, "it is a column of a query around this one, in a place from which Spark cannot move it"
+                )
+            return column(columns[id_of(e)])
+        if kind == "Alias":
+            return self._rewritten(e.child(), columns, known, column)
+        if kind in _SUBQUERIES:
+            raise refused(e, "a subquery stands where only an expression over one row can: join with it")
+        if kind == "With":  # a value that is used twice is said twice
+            self._shared |= {str(one.id().toString()): one.child() for one in items(e.defs())}
+            return self._rewritten(e.child(), columns, known, column)
+        if kind == "CommonExpressionRef":
+            return self._rewritten(self._shared[str(e.id().toString())], columns, known, column)
+        if contains(self._session, e, "RUNTIME_REPLACEABLE") and _is_replaceable(e):
+            return self._rewritten(e.replacement(), columns, known, column)
+        children = items(e.children())
+        new = [self._rewritten(child, columns, known, column) for child in children]
+        if all(a is b for a, b in zip(children, new, strict=True)):
+            return e
+        return e.withNewChildren(self._sequence(new))
+
+    @staticmethod
+    def _said(e: Node, column: Column) -> str:
+        """Returns what an expression says, and the code of the functions in it: two may have the same name."""
+        functions = [fingerprint(command_of(one)) for one in nodes_of(e) if kind_of(one) == "PythonUDF"]
+        return " ".join([text_of(column), *functions])
+
+    def _is_same(self, table: DataFrame, expression: str | Column, meant: Node) -> bool:
+        try:
+            with without_log():
+                if isinstance(expression, str):
+                    frame = table.selectExpr(f"{expression}\n AS {_NAME}")
+                else:
+                    frame = table.select(expression.alias(_NAME))
+                projected = frame._jdf.queryExecution().analyzed().projectList()
+        except PySparkException:  # it is something that Spark cannot read
+            return False
+        if projected.size() != 1:
+            return False
+        made = projected.apply(0)
+        made = made.child() if kind_of(made) == "Alias" else made
+        return bool(made.semanticEquals(meant))
+
+    def _table(self, types: Mapping[str, Node]) -> DataFrame:
+        columns = [f"CAST(NULL AS {type_.sql()}) AS {quoted(name)}" for name, type_ in types.items()]
+        at = ", ".join(columns)
+        if at not in self._tables:
+            self._tables[at] = self._session.range(0).selectExpr(*columns)
+        return self._tables[at]
+
+    def _unresolved(self, name: str) -> Node:
+        return self._catalyst.analysis.UnresolvedAttribute(self._sequence([name]))
+
+    def _sequence(self, nodes: Sequence[Any]) -> Any:
+        return self._session._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(nodes))  # type: ignore[union-attr]
+
+
+def _is_replaceable(e: Node) -> bool:
+    """Returns whether a node is one that Spark replaces before it runs: it prints what users wrote, and not what it is."""
+    of = e.getClass()
+    while of is not None:
+        if any(str(one.getSimpleName()) in _REPLACEABLE for one in of.getInterfaces()):
+            return True
+        of = of.getSuperclass()
+    return False

@@ -1,0 +1,122 @@
+"""A query as Spark understands it: its analyzed plan over inputs that have no rows, rewritten by some of Spark's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from nosync.lsm.errors import FlowError, NosyncError, UnknownStageError
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.spark.errors import without_log
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, quoted
+
+Query = str | Callable[[Mapping[str, DataFrame]], DataFrame]
+"""SQL text, or a function of DataFrames by the names of the inputs."""
+_SUBQUERIES = (
+    "PullupCorrelatedPredicates",
+    "RewriteCorrelatedScalarSubquery",
+    "RewriteLateralSubquery",
+    "RewritePredicateSubquery",
+)
+RULES = (
+    *_SUBQUERIES, *_SUBQUERIES, *_SUBQUERIES,  # one level of nesting each
+    "ReplaceIntersectWithSemiJoin", "ReplaceExceptWithAntiJoin", "ReplaceDistinctWithAggregate", "RewriteExceptAll",
+    "RewriteIntersectAll", "BooleanSimplification", "EliminateOuterJoin", "PushDownPredicates", "ReorderJoin",
+    "PushDownPredicates", "ColumnPruning", "CollapseProject", "PushDownPredicates", "ColumnPruning",
+)  # fmt: skip
+"""Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order."""
+
+
+@dataclass(frozen=True)
+class Analyzed:
+    """The plan of a query, and its columns as users see them."""
+
+    plan: Node
+    columns: tuple[tuple[int, str, Node], ...]
+    """Of each column its attribute, its name and its type."""
+    ctes: Mapping[int, Node]
+    """Queries of WITH, by their ids."""
+
+
+class Planner:
+    """Reads queries in a session of its own, which has the functions and settings of the user's, and views of the inputs."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        # A clone, so that the user's temporary views keep their meaning, and none of ours is left behind.
+        self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        self._rules = {name: self._rule(name) for name in dict.fromkeys(RULES)}
+
+    def register(self, name: str, columns: Mapping[str, str]) -> None:
+        """Lets queries name an input. `columns` has Spark's types."""
+        empty = self.session.range(0).selectExpr(
+            *(f"CAST(NULL AS {type_}) AS {quoted(column)}" for column, type_ in columns.items())
+        )
+        empty.createOrReplaceTempView(quoted(name))
+
+    def analyze(self, view: str, query: Query, inputs: Mapping[str, object]) -> Analyzed:
+        """Returns what a query means. Raises FlowError naming the view for one that Spark does not understand."""
+        try:
+            with without_log():
+                frame = self.session.sql(query) if isinstance(query, str) else self._called(view, query, inputs)
+                plan = frame._jdf.queryExecution().analyzed()
+        except PySparkException as error:
+            raise FlowError(f"view {view}: {_first_lines(error)}") from None
+        except UnknownStageError as error:
+            raise UnknownStageError(f"view {view}: {error}") from None
+        columns = tuple((id_of(one), str(one.name()), one.dataType()) for one in items(plan.output()))
+        ctes = {}
+        if kind_of(plan) == "WithCTE":
+            ctes = {int(definition.id()): definition for definition in items(plan.cteDefs())}
+            plan = plan.plan()
+        while kind_of(plan) == "Sort":
+            plan = plan.child()  # a view has no order
+        return Analyzed(self.rewritten(plan), columns, ctes)
+
+    def rewritten(self, plan: Node) -> Node:
+        """Returns a plan with the same rows, of fewer kinds of nodes."""
+        plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
+        for name in RULES:
+            plan = self._rules[name].apply(plan)
+        return plan
+
+    def _called(self, view: str, query: Callable[..., Any], inputs: Mapping[str, object]) -> DataFrame:
+        frames = _Frames({name: self.session.table(quoted(name)) for name in inputs})
+        try:
+            frame = query(frames)
+        except (NosyncError, PySparkException):
+            raise
+        except Exception as error:
+            raise FlowError(f"view {view}: its function raised {type(error).__name__}: {error}") from error
+        if not isinstance(frame, DataFrame):
+            raise FlowError(
+                f"view {view}: its function returned {type(frame).__name__}, expected a DataFrame made of those that it is given"
+            )
+        return frame
+
+    @property
+    def _catalyst(self) -> Any:
+        return self.session._jvm.org.apache.spark.sql.catalyst  # type: ignore[union-attr]
+
+    def _rule(self, name: str) -> Any:
+        return self._module(self._catalyst.optimizer, name)
+
+    @staticmethod
+    def _module(package: Any, name: str) -> Any:
+        return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+class _Frames(dict[str, DataFrame]):
+    """The DataFrames of the inputs, which say what there is where one is asked for that is not."""
+
+    def __missing__(self, name: str) -> DataFrame:
+        raise UnknownStageError(f"no input {name!r}; inputs: {', '.join(self)}{did_you_mean(str(name), self)}")
+
+
+def _first_lines(error: PySparkException) -> str:
+    """Returns what Spark says of a query, without the plan that it prints below."""
+    text = str(error).strip()
+    return text.split("\n'", 1)[0].split("\nJVM stacktrace", 1)[0].rstrip(" ;\n")

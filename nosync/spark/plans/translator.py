@@ -1,0 +1,279 @@
+"""A rewritten plan as stages: one method for each kind of node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pyspark.sql import SparkSession
+
+from nosync.flow.dataflow import Dataflow
+from nosync.spark.plans import generators
+from nosync.spark.plans.aggregates import Aggregates
+from nosync.spark.plans.catalyst import Node, Refused, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.plans.expressions import Expressions, Known
+from nosync.spark.plans.joins import Joins
+from nosync.spark.plans.over import Over
+from nosync.spark.plans.query import Analyzed, Planner
+from nosync.spark.plans.relation import Expression, Relation, Stages, named
+
+_WATERMARK = (
+    "views over windows that close are not there yet: declare the window with window(watermark=), and the view over it"
+)
+_REFUSED: Mapping[str, str] = {
+    "LogicalRDD": "it is no input of the flow: give it as a source or a table, or join_static() it",
+    "Range": "it is no input of the flow: give it as a source or a table, or join_static() it",
+    "LogicalRelation": "it is no input of the flow: give it as a source or a table, or join_static() it",
+    "LocalRelation": "rows that are written in a query are no input of the flow: give them as a source or a table",
+    "OneRowRelation": "it reads no input: SELECT without FROM is one row for ever",
+    "UnionLoop": "WITH RECURSIVE is not translated: iterate() computes it in a flow",
+    "Sample": "which rows a sample has is chance: filter by a hash of a column",
+    "EventTimeWatermark": _WATERMARK,
+    "MapInPandas": "functions over rows of many epochs are a stage of their own: map() in the flow",
+    "FlatMapGroupsInPandas": "it is a stage of its own: per_key() in the flow",
+    "CollectMetrics": "metrics are of one run: leave observe() out",
+}
+
+
+class Translator:
+    """Turns the plan of one view into stages of a flow."""
+
+    def __init__(
+        self, session: SparkSession, planner: Planner, flow: Dataflow, inputs: Mapping[str, Mapping[str, Node]]
+    ) -> None:
+        """`inputs`: the stages that a view can name, each with its columns and their types."""
+        self._planner, self._flow, self._inputs = planner, flow, inputs
+        self.stages, self.notes = Stages(flow), dict[str, None]()
+        self._expressions = Expressions(session)
+        self._aggregates = Aggregates(self.stages, self._expressions, self.note)
+        self._joins = Joins(self.stages, self._expressions, self.note)
+        self._over = Over(self.stages, self._expressions)
+        self._ctes: Mapping[int, Node] = {}
+        self._top: Node = None
+        self._wanted: Mapping[int, str] = {}
+        self._made: dict[int, list[tuple[str, Relation]]] = {}
+        self.used: dict[str, None] = {}
+        """The inputs that the view reads."""
+
+    def note(self, text: str) -> None:
+        """Keeps something that whoever runs the view should know."""
+        self.notes[text] = None
+
+    def translate(self, analyzed: Analyzed) -> Relation:
+        self._ctes, self._top = analyzed.ctes, analyzed.plan
+        self._wanted = {i: name for i, name, _ in analyzed.columns}
+        return self._of(analyzed.plan)
+
+    def _of(self, plan: Node) -> Relation:
+        kind = kind_of(plan)
+        translate: Callable[[Node], Relation] | None = getattr(self, f"_{kind.lower()}", None)
+        if translate is None:
+            raise refused(plan, _REFUSED.get(kind, f"{kind} cannot be kept up to date"))
+        return translate(plan)
+
+    # --- leaves -----------------------------------------------------------------------------------------------------
+
+    def _view(self, plan: Node) -> Relation:
+        name = str(plan.desc().identifier().table())
+        if name not in self._inputs:
+            return self._of(plan.child())
+        self.used[name] = None
+        types = self._inputs[name]
+        stage = self._flow[name]
+        self.stages.know(stage, list(types))
+        by_name = {column.lower(): column for column in types}
+        return Relation(stage, {id_of(one): by_name[str(one.name()).lower()] for one in items(plan.output())}, types)
+
+    def _subqueryalias(self, plan: Node) -> Relation:
+        return self._of(plan.child())
+
+    def _subquery(self, plan: Node) -> Relation:
+        return self._of(plan.child())
+
+    def _resolvedhint(self, plan: Node) -> Relation:
+        return self._of(plan.child())
+
+    def _sort(self, plan: Node) -> Relation:
+        self.note("ORDER BY without LIMIT is dropped: a view has no order")
+        return self._of(plan.child())
+
+    def _repartition(self, plan: Node) -> Relation:
+        return self._of(plan.child())
+
+    _repartitionbyexpression = _repartition
+
+    def _cterelationref(self, plan: Node) -> Relation:
+        if plan.recursive():
+            raise refused(plan, _REFUSED["UnionLoop"])
+        inner = self._ctes[int(plan.cteId())].child()
+        # By place: a reference has attributes of its own, in the order of the query's.
+        places = {id_of(one): i for i, one in enumerate(items(inner.output()))}
+        relation = self._of(self._planner.rewritten(inner))
+        at = {places[i]: column for i, column in relation.columns.items() if i in places}
+        names = [str(one.name()) for one in items(inner.output())]
+        columns = {id_of(one): at[_place_of(one, n, names)] for n, one in enumerate(items(plan.output()))}
+        return Relation(relation.stage, columns, relation.types)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _project(self, plan: Node) -> Relation:
+        relation = self._of(plan.child())
+        chosen = items(plan.projectList())
+        return self.projected(relation, chosen)
+
+    def projected(self, relation: Relation, chosen: Sequence[Node], known: Known = ()) -> Relation:
+        """Returns a relation with what expressions make of another one. Columns that are there keep their names."""
+        columns: dict[str, Expression] = {}
+        by_id: dict[int, str] = {}
+        types: dict[str, Node] = {}
+        computed = False
+        for one in chosen:
+            value = one.child() if kind_of(one) == "Alias" else one
+            if kind_of(value) == "AttributeReference" and id_of(value) in relation.columns:
+                name = relation.columns[id_of(value)]
+                columns[name] = quoted(name)
+            else:
+                value, relation, known = self._without_subqueries(value, relation, known)
+                text = self._expressions.of(value, relation, known)
+                name = named(str(one.name()), str(text))
+                name = (
+                    next((column for column in relation.types if text == quoted(column)), name)
+                    if isinstance(text, str)
+                    else name
+                )
+                columns[name], computed = text, computed or name not in relation.types
+            by_id[id_of(one)], types[name] = name, value.dataType()
+        if not computed:
+            return Relation(relation.stage, by_id, relation.types)
+        return Relation(self.stages.select(relation.stage, columns), by_id, types)
+
+    def _filter(self, plan: Node) -> Relation:
+        relation = self._of(plan.child())
+        condition, relation, known = self._without_subqueries(plan.condition(), relation, ())
+        return relation.with_stage(self.stages.where(relation.stage, self._expressions.of(condition, relation, known)))
+
+    def _without_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Node, Relation, Known]:
+        """Returns a relation with the values of the scalar subqueries in an expression, as columns."""
+        for one in nodes_of(e):
+            if kind_of(one) != "ScalarSubquery":
+                continue
+            if any(what.semanticEquals(one) for what, _ in known):
+                continue
+            if items(one.outerAttrs()):
+                raise refused(one, "Spark does not turn this correlated subquery into a join: write it as a join")
+            value = items(one.plan().output())[0]
+            of_one = self._of(self._planner.rewritten(one.plan()))
+            relation, column = self._joins.with_value(relation, of_one, id_of(value), one.dataType())
+            known = [*known, (one, column)]
+        return e, relation, known
+
+    def _aggregate(self, plan: Node) -> Relation:
+        wanted = self._wanted if plan is self._top else {}
+        groups, known = self._aggregates.of(plan, self._of(plan.child()), wanted)
+        return self.projected(groups, items(plan.aggregateExpressions()), known)
+
+    def _join(self, plan: Node) -> Relation:
+        return self._joins.of(plan, self._of(plan.left()), self._of(plan.right()))
+
+    def _union(self, plan: Node) -> Relation:
+        parts = [
+            (self._of(child), [(id_of(one), one) for one in items(child.output())]) for child in items(plan.children())
+        ]
+        outputs = items(plan.output())
+        names = [named(str(one.name()), "union", str(i)) for i, one in enumerate(outputs)]
+        stages = []
+        for relation, attributes in parts:
+            casts = {
+                name: f"CAST({quoted(relation.columns[i])} AS {one.dataType().sql()})"
+                for name, one, (i, _) in zip(names, outputs, attributes, strict=True)
+            }
+            stages.append(self.stages.select(relation.stage, casts))
+        types = {name: one.dataType() for name, one in zip(names, outputs, strict=True)}
+        by_id = {id_of(one): name for one, name in zip(outputs, names, strict=True)}
+        return Relation(self.stages.union(stages), by_id, types)
+
+    def _expand(self, plan: Node) -> Relation:
+        relation, outputs = self._of(plan.child()), items(plan.output())
+        names = [named(str(one.name()), "expand", str(i)) for i, one in enumerate(outputs)]
+        parts = []
+        for projection in items(plan.projections()):
+            texts: dict[str, Expression] = {}
+            for name, one, e in zip(names, outputs, items(projection), strict=True):
+                text = self._expressions.of(e, relation)
+                texts[name] = f"CAST({text} AS {one.dataType().sql()})" if isinstance(text, str) else text
+            parts.append(self.stages.select(relation.stage, texts))
+        types = {name: one.dataType() for name, one in zip(names, outputs, strict=True)}
+        return Relation(self.stages.union(parts), {id_of(o): n for o, n in zip(outputs, names, strict=True)}, types)
+
+    def _distinct(self, plan: Node) -> Relation:
+        relation = self.only(self._of(plan.child()), items(plan.output()))
+        return relation.with_stage(self.stages.distinct(relation.stage))
+
+    def _deduplicate(self, plan: Node) -> Relation:
+        relation = self.only(self._of(plan.child()), items(plan.output()))
+        self.note("dropDuplicates of some columns: of several rows the first that came stays; Spark's choice is chance")
+        key = [relation.columns[id_of(one)] for one in items(plan.keys())]
+        return relation.with_stage(self.stages.dedupe(relation.stage, key))
+
+    def only(self, relation: Relation, attributes: Sequence[Node]) -> Relation:
+        """Returns a relation without the columns that nothing is asked of."""
+        by_id = {id_of(one): relation.columns[id_of(one)] for one in attributes}
+        columns = dict.fromkeys(by_id.values())
+        stage = self.stages.select(relation.stage, {name: quoted(name) for name in columns})
+        return Relation(stage, by_id, {name: relation.types[name] for name in columns})
+
+    def _generate(self, plan: Node) -> Relation:
+        relation = self._of(plan.child())
+        generator, outputs = plan.generator(), items(plan.generatorOutput())
+        if kind_of(generator) == "ReplicateRows":
+            return generators.replicated(self.stages, self._expressions, relation, generator, outputs)
+        return generators.exploded(
+            self.stages, self._expressions, relation, generator, outputs, outer=bool(plan.outer())
+        )
+
+    # --- places of rows -----------------------------------------------------------------------------------------------
+
+    def _window(self, plan: Node) -> Relation:
+        return self._over.of(plan, self._of(plan.child()))
+
+    def _globallimit(self, plan: Node) -> Relation:
+        below = plan.child()
+        limit, offset = plan.limitExpr(), None
+        if kind_of(below) == "LocalLimit":
+            below = below.child()
+        if kind_of(below) == "Offset":
+            offset, below = below.offsetExpr(), below.child()
+        return self._between(plan, below, limit, offset)
+
+    _locallimit = _globallimit
+
+    def _offset(self, plan: Node) -> Relation:
+        below, limit = plan.child(), None
+        if kind_of(below) in ("GlobalLimit", "LocalLimit"):
+            raise refused(plan, "OFFSET after LIMIT: say LIMIT and OFFSET together")
+        return self._between(plan, below, limit, plan.offsetExpr())
+
+    def _between(self, plan: Node, below: Node, limit: Node | None, offset: Node | None) -> Relation:
+        chosen = None
+        while kind_of(below) == "Project" and kind_of(below.child()) in ("Sort", "Project"):
+            chosen, below = items(below.projectList()) if chosen is None else chosen, below.child()
+        if kind_of(below) != "Sort":
+            raise refused(plan, "without ORDER BY any rows would do: say by what they are ordered")
+        self.note("ORDER BY ... LIMIT: all rows are kept on one shard, and read in each epoch that changes one")
+        relation, place = self._over.placed(self._of(below.child()), items(below.order()))
+        first = 0 if offset is None else int(offset.eval(None))
+        conditions = [f"{quoted(place)} > {first}"] if first else []
+        if limit is not None:
+            conditions.append(f"{quoted(place)} <= {first + int(limit.eval(None))}")
+        relation = relation.with_stage(self.stages.where(relation.stage, " AND ".join(conditions)))
+        return relation if chosen is None else self.projected(relation, chosen)
+
+
+def _place_of(attribute: Node, place: int, names: Sequence[str]) -> int:
+    """Returns the place of a reference's attribute in the query that it refers to. Pruning leaves some out."""
+    name = str(attribute.name())
+    if place < len(names) and names[place] == name:
+        return place
+    places = [i for i, other in enumerate(names) if other == name]
+    if len(places) != 1:
+        raise Refused(f"column {name!r} of a WITH query is there {len(places)} times: give its columns different names")
+    return places[0]

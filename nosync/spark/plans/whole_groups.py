@@ -1,0 +1,88 @@
+"""Aggregates that need all values of a group: functions of `per_key`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.kernels.joins import distinct
+from nosync.lsm.columnar.columns import Indices, as_array
+from nosync.lsm.columnar.hashing import hash32
+
+VERSION = "nosync whole groups 1"
+COLLECT_LIST, COLLECT_SET, PERCENTILE = "collect_list", "collect_set", "percentile"
+
+
+@dataclass(frozen=True)
+class OfGroup:
+    """An answer about a group."""
+
+    name: str
+    how: str
+    column: str
+    share: float = 0.0
+    """Of a percentile: how much of the values is below it."""
+
+
+@dataclass(frozen=True)
+class WholeGroups:
+    """Makes one row of all rows of each key. Nulls are passed over, and lists are in ascending order where there is one."""
+
+    key: tuple[str, ...]
+    made: tuple[OfGroup, ...]
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        number: Indices = np.zeros(rows.num_rows, dtype=np.int64)
+        first = number[:1]
+        if self.key:
+            keys = [as_array(rows.column(name)) for name in self.key]
+            first, number = distinct(keys, hash32(keys))
+        groups = rows.select(list(self.key) or rows.column_names[:1]).take(pa.array(first))
+        for one in self.made:
+            values = as_array(rows.column(one.column))
+            there = values.is_valid().to_numpy(zero_copy_only=False)
+            order = np.flatnonzero(there)
+            order = order[np.lexsort((_in_order(values.take(pa.array(order))), number[order]))]
+            counts = np.bincount(number[order], minlength=len(first))
+            make: Callable[[pa.Array, Indices, OfGroup], pa.Array] = _percentiles if one.how == PERCENTILE else _lists
+            groups = groups.append_column(one.name, make(values.take(pa.array(order)), counts, one))
+        return groups.select([*self.key, *(one.name for one in self.made)])
+
+
+def _in_order(values: pa.Array) -> Indices:
+    """Returns the place of each value among the others. Nested ones have no order."""
+    ranks: Indices = np.arange(len(values))
+    if not pa.types.is_nested(values.type):
+        ranks[pc.sort_indices(values).to_numpy()] = np.arange(len(values))
+    return ranks
+
+
+def _lists(values: pa.Array, counts: Indices, one: OfGroup) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    if one.how == COLLECT_SET and len(values):
+        group = np.repeat(np.arange(len(counts)), counts)
+        keys = [pa.array(group), values]
+        first, _ = distinct(keys, hash32(keys))
+        kept = np.sort(first)
+        counts = np.bincount(group[kept], minlength=len(counts))
+        values, offsets = values.take(pa.array(kept)), np.concatenate([[0], np.cumsum(counts)])
+    type_ = pa.list_(pa.field("element", values.type))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=type_)
+
+
+def _percentiles(values: pa.Array, counts: Indices, one: OfGroup) -> pa.Array:
+    """Returns the value at a share of each group's sorted values; between two it is in proportion."""
+    numbers = values.to_numpy(zero_copy_only=False)
+    starts = np.cumsum(counts) - counts
+    at = one.share * np.maximum(counts - 1, 0)
+    low, high = np.floor(at).astype(np.int64), np.ceil(at).astype(np.int64)
+    if not len(numbers):
+        return pa.nulls(len(counts), pa.float64())
+    last = len(numbers) - 1
+    below, above = numbers[np.minimum(starts + low, last)], numbers[np.minimum(starts + high, last)]
+    between = np.where(low == high, below, (high - at) * below + (at - low) * above)
+    return pa.array(between, pa.float64(), mask=counts == 0)

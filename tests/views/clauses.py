@@ -1,0 +1,181 @@
+"""Small queries, one for each clause that a view can have, over three inputs with nulls in every column.
+
+`orders` and `people` are tables, whose rows are changed and deleted; to `clicks` rows are only added.
+"""
+
+from __future__ import annotations
+
+SCHEMAS = {
+    "orders": "id bigint, person bigint, item string, price double, at timestamp, tax decimal(9, 2)",
+    "people": "pid bigint, city string, score double",
+    "clicks": "who bigint, weight double, page string, seen timestamp",
+}
+KEYS = {"orders": ["id"], "people": ["pid"]}
+
+CLAUSES: dict[str, str] = {
+    # --- rows
+    "columns": "SELECT id, person + 1 AS next, lower(item) AS item FROM orders",
+    "star": "SELECT * FROM orders WHERE price > 4 AND item IS NOT NULL",
+    "conditions": "SELECT id FROM orders WHERE item IN ('tea', 'ink') AND person BETWEEN 1 AND 5 AND item LIKE 't%'",
+    "case": """SELECT id, CASE WHEN person > 3 THEN 'late' WHEN person IS NULL THEN 'nobody' ELSE 'early' END AS who,
+               coalesce(price, -1) AS price, CAST(tax AS string) AS tax FROM orders""",
+    "times": "SELECT id, date_trunc('hour', at) AS hour, at + INTERVAL 90 MINUTES AS later, year(at) AS y FROM orders",
+    "nested": "SELECT id, named_struct('p', person, 'i', item) AS both, array(person, id) AS list FROM orders",
+    "maps": "SELECT id, map('person', person, 'id', id) AS numbers FROM orders",
+    "lambdas": "SELECT id, filter(array(person, id, 3), x -> x % 2 = 1) AS odd FROM orders",
+    "texts": "SELECT id, regexp_extract(item, '(.)$', 1) AS last, item RLIKE '^t' AS t, split(item, 'e') AS parts FROM orders",
+    "json": "SELECT id, get_json_object(concat('{\"v\":', id, '}'), '$.v') AS v FROM orders",
+    "aliases": "SELECT o.*, 1 AS one FROM (SELECT id, person FROM orders) o",
+    "order": "SELECT id, price FROM orders ORDER BY price DESC",
+    # --- groups
+    "groups": """SELECT item, count(*) AS n, count(price) AS priced, sum(person) AS people, avg(price) AS mean,
+                 min(price) AS least, max(at) AS newest FROM orders GROUP BY item""",
+    "one group": "SELECT count(*) AS n, sum(price) AS total, max(item) AS item FROM orders",
+    "decimals": "SELECT item, sum(tax) AS total, avg(tax) AS mean, min(tax) AS least FROM orders GROUP BY item",
+    "having": """SELECT person % 3 AS rest, avg(price) * 2 + count(*) AS mix FROM orders WHERE person IS NOT NULL
+                 GROUP BY person % 3 HAVING count(*) > 1 AND max(price) > 3""",
+    "spread": """SELECT item, stddev(price) AS s, var_samp(price) AS v, stddev_pop(price) AS sp, var_pop(price) AS vp
+                 FROM orders GROUP BY item""",
+    "filtered": """SELECT item, count(*) FILTER (WHERE person > 2) AS n, sum(price) FILTER (WHERE person > 2) AS total,
+                   count_if(price > 5) AS dear, bool_or(price > 8) AS any_dear, every(price > 1) AS all
+                   FROM orders GROUP BY item""",
+    "extremes": "SELECT item, max_by(id, id) AS newest, min_by(price, id) AS first FROM orders GROUP BY item",
+    "distinct counts": """SELECT item, count(DISTINCT person) AS people, count(DISTINCT person, price) AS pairs, count(*) AS n
+                          FROM orders GROUP BY item""",
+    "distinct sums": """SELECT item, sum(DISTINCT person) AS total, avg(DISTINCT price) AS mean, count(*) AS n FROM orders
+                        GROUP BY item""",
+    "distinct sums of all": "SELECT sum(DISTINCT person) AS total, count(*) AS n FROM orders",
+    "collected": "SELECT item, collect_list(price) AS prices, collect_set(person) AS people FROM orders GROUP BY item",
+    "percentiles": """SELECT item, percentile(price, 0.25) AS low, median(price) AS middle, count(*) AS n FROM orders
+                      GROUP BY item""",
+    "median of all": "SELECT median(price) AS middle FROM orders",
+    "groups of groups": "SELECT n, count(*) AS items FROM (SELECT item, count(*) AS n FROM orders GROUP BY item) GROUP BY n",
+    "cube": "SELECT person, item, count(*) AS n, grouping_id() AS level FROM orders GROUP BY CUBE (person, item)",
+    "rollup": "SELECT item, person, sum(price) AS total FROM orders GROUP BY ROLLUP (item, person)",
+    "grouping sets": "SELECT item, person, max(price) AS p FROM orders GROUP BY GROUPING SETS ((item), (person), ())",
+    "pivot": "SELECT * FROM (SELECT person, item, price FROM orders) PIVOT (sum(price) FOR item IN ('tea', 'ink'))",
+    "tumbling": "SELECT window(seen, '1 hour') AS w, who, count(*) AS n FROM clicks GROUP BY window(seen, '1 hour'), who",
+    "sliding": """SELECT window.start AS begin, page, max(weight) AS most FROM clicks
+                  GROUP BY window(seen, '1 hour', '20 minutes'), page""",
+    "windows that change": "SELECT window(at, '2 hours') AS w, count(*) AS n FROM orders GROUP BY window(at, '2 hours')",
+    "group by a double": "SELECT price, count(*) AS n FROM orders GROUP BY price",
+    # --- sets
+    "distinct": "SELECT DISTINCT person, item FROM orders",
+    "union all": "SELECT person AS p, item AS i FROM orders UNION ALL SELECT pid, city FROM people",
+    "union": "SELECT person AS p, item AS i FROM orders UNION SELECT pid, city FROM people",
+    "union with itself": "SELECT person FROM orders UNION ALL SELECT person FROM orders",
+    "union of types": "SELECT person AS v FROM orders UNION ALL SELECT score FROM people",
+    "intersect": "SELECT item FROM orders INTERSECT SELECT city FROM people",
+    "intersect all": "SELECT person FROM orders INTERSECT ALL SELECT pid FROM people",
+    "except": "SELECT item FROM orders EXCEPT SELECT city FROM people",
+    "except all": "SELECT person FROM orders EXCEPT ALL SELECT pid FROM people",
+    # --- joins
+    "inner": "SELECT o.id, p.score FROM orders o JOIN people p ON o.person = p.pid",
+    "inner beyond": "SELECT o.id, p.score FROM orders o JOIN people p ON o.person = p.pid AND o.price < p.score",
+    "inner by expressions": """SELECT o.id, p.pid FROM orders o JOIN people p
+                               ON o.person % 3 = p.pid % 3 AND upper(o.item) = upper(p.city)""",
+    "null-safe": "SELECT o.id, p.pid FROM orders o JOIN people p ON o.item <=> p.city",
+    "left": "SELECT o.id, p.score FROM orders o LEFT JOIN people p ON o.person = p.pid",
+    "left with a filter": "SELECT o.id, p.score FROM orders o LEFT JOIN people p ON o.person = p.pid AND p.score > 5",
+    "left beyond": "SELECT o.id, p.score FROM orders o LEFT JOIN people p ON o.person = p.pid AND o.price < p.score",
+    "left of some": "SELECT o.id, p.score FROM orders o LEFT JOIN people p ON o.person = p.pid AND o.price > 5",
+    "left without equality": "SELECT o.id, p.pid FROM orders o LEFT JOIN people p ON o.price > p.score",
+    "right": "SELECT o.id, p.score, p.pid FROM orders o RIGHT JOIN people p ON o.person = p.pid",
+    "right beyond": "SELECT o.id, p.pid FROM orders o RIGHT JOIN people p ON o.person = p.pid AND o.price < p.score",
+    "full": "SELECT o.id, p.pid FROM orders o FULL JOIN people p ON o.person = p.pid",
+    "full beyond": "SELECT o.id, p.pid FROM orders o FULL JOIN people p ON o.person = p.pid AND o.price < p.score",
+    "using": "SELECT * FROM (SELECT person AS pid, id FROM orders) JOIN people USING (pid)",
+    "with itself": "SELECT a.id AS one, b.id AS other FROM orders a JOIN orders b ON a.person = b.person AND a.id < b.id",
+    "cross": "SELECT o.id, p.pid FROM orders o CROSS JOIN people p",
+    "unequal": "SELECT o.id, p.pid FROM orders o JOIN people p ON o.price > p.score",
+    "three": """SELECT p.city, count(*) AS n FROM clicks c JOIN orders o ON c.who = o.person JOIN people p ON o.person = p.pid
+                GROUP BY p.city""",
+    # --- subqueries
+    "in": "SELECT * FROM orders WHERE person IN (SELECT pid FROM people WHERE score > 3)",
+    "exists": "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person)",
+    "exists beyond": "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)",
+    "not exists": "SELECT id FROM orders WHERE NOT EXISTS (SELECT 1 FROM people WHERE pid = person)",
+    "not exists beyond": """SELECT item, price FROM orders
+                            WHERE NOT EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)""",
+    "not in": "SELECT id FROM orders WHERE person NOT IN (SELECT pid FROM people)",
+    "not in nulls": "SELECT id FROM orders WHERE item NOT IN (SELECT city FROM people)",
+    "not in nothing": "SELECT id FROM orders WHERE item NOT IN (SELECT city FROM people WHERE score > 1000)",
+    "or exists": "SELECT id FROM orders WHERE person = 1 OR EXISTS (SELECT 1 FROM people WHERE pid = person)",
+    "or exists beyond": """SELECT id FROM orders
+                           WHERE id < 5 OR EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)""",
+    "scalar": "SELECT id FROM orders WHERE price > (SELECT avg(price) FROM orders)",
+    "scalar of nothing": "SELECT id, (SELECT max(score) FROM people WHERE score > 1000) AS none FROM orders",
+    "scalar column": "SELECT id, price - (SELECT max(score) FROM people) AS below FROM orders",
+    "correlated": "SELECT id FROM orders o WHERE price > (SELECT avg(price) FROM orders x WHERE x.item = o.item)",
+    "correlated count": "SELECT id FROM orders WHERE 1 = (SELECT count(*) FROM people WHERE pid = person)",
+    "lateral": "SELECT o.id, l.most FROM orders o, LATERAL (SELECT max(score) AS most FROM people WHERE pid = o.person) l",
+    "with": """WITH counts AS (SELECT person, count(*) AS n FROM orders GROUP BY person),
+                    top AS (SELECT max(n) AS most FROM counts)
+               SELECT counts.person FROM counts, top WHERE counts.n = top.most""",
+    # --- lists
+    "explode": "SELECT id, explode(split(item, '')) AS letter FROM orders",
+    "lateral view": "SELECT id, letter, place FROM orders LATERAL VIEW posexplode(split(item, '')) AS place, letter",
+    "explode outer": "SELECT id, letter FROM orders LATERAL VIEW OUTER explode(split(item, '')) AS letter",
+    "explode a map": "SELECT id, explode(map('person', person, 'id', id)) AS (name, number) FROM orders",
+    "inline": "SELECT id, inline(array(struct(person AS a, item AS b), struct(id AS a, 'x' AS b))) AS (a, b) FROM orders",
+    # --- places
+    "row number": """SELECT * FROM (SELECT id, item, price,
+                     row_number() OVER (PARTITION BY item ORDER BY price DESC NULLS LAST, id) AS place FROM orders)
+                     WHERE place <= 2""",
+    "ranks": """SELECT id, rank() OVER w AS r, dense_rank() OVER w AS d, percent_rank() OVER w AS p, cume_dist() OVER w AS c
+                FROM orders WINDOW w AS (PARTITION BY person ORDER BY price)""",
+    "ntile": "SELECT id, ntile(3) OVER (PARTITION BY item ORDER BY id) AS part FROM orders",
+    "sums over": "SELECT id, sum(price) OVER (PARTITION BY item) AS total, count(*) OVER (PARTITION BY item) AS n FROM orders",
+    "running": """SELECT id, sum(price) OVER w AS total, avg(price) OVER w AS mean, count(price) OVER w AS n,
+                  min(price) OVER w AS least,
+                  max(item) OVER w AS item, sum(tax) OVER w AS tax FROM orders WINDOW w AS (PARTITION BY person ORDER BY id)""",
+    "running by rows": """SELECT id, sum(person) OVER (PARTITION BY item ORDER BY price, id ROWS UNBOUNDED PRECEDING) AS s,
+                          sum(person) OVER (PARTITION BY item ORDER BY price) AS peers FROM orders""",
+    "lag": """SELECT id, lag(price) OVER w AS before, lead(item, 2, 'none') OVER w AS after
+              FROM orders WINDOW w AS (PARTITION BY item ORDER BY id DESC)""",
+    "first and last": """SELECT id, first_value(price) OVER w AS f, last_value(price) OVER w AS l,
+                         first_value(price) IGNORE NULLS OVER w AS some
+                         FROM orders WINDOW w AS (PARTITION BY item ORDER BY id)""",
+    "over all": "SELECT id, row_number() OVER (ORDER BY id) AS place, count(*) OVER () AS n FROM orders",
+    "over groups": """SELECT item, sum(price) AS total, rank() OVER (ORDER BY count(*) DESC, item) AS place FROM orders
+                      GROUP BY item""",
+    "limit": "SELECT id, price FROM orders ORDER BY price DESC, id LIMIT 3",
+    "offset": "SELECT id FROM orders ORDER BY id LIMIT 4 OFFSET 2",
+    "offset only": "SELECT id FROM orders ORDER BY id OFFSET 3",
+    "limit of groups": "SELECT item, count(*) AS n FROM orders GROUP BY item ORDER BY n DESC, item LIMIT 2",
+}
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "first": ("SELECT item, first(price) AS p FROM orders GROUP BY item", r"first\(.*line 1.*min_by"),
+    "approximate": ("SELECT approx_count_distinct(person) AS n FROM orders", r"approx_count_distinct.*count\(DISTINCT"),
+    "sessions": (
+        "SELECT session_window(seen, '5 minutes') AS w, count(*) AS n FROM clicks GROUP BY session_window(seen, '5 minutes')",
+        r"window\(gap=\)",
+    ),
+    "random": ("SELECT id,\n rand() AS r FROM orders", r"rand\(\), line 2: it is another value each time"),
+    "now": ("SELECT id FROM orders WHERE at < current_timestamp()", r"current_timestamp\(\).*line 1.*when"),
+    "limit alone": ("SELECT id FROM orders\nLIMIT 3", r"Limit 3, line 1: without ORDER BY|Limit 3.*without ORDER BY"),
+    "sample": ("SELECT * FROM orders TABLESAMPLE (50 PERCENT)", r"Sample.*chance"),
+    "recursion": (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 5) SELECT n FROM r",
+        r"WITH RECURSIVE.*iterate",
+    ),
+    "two names": ("SELECT id, id FROM orders", r"two of its columns are named 'id'"),
+    "names in two cases": ("SELECT id, person AS ID FROM orders", r"two of its columns are named 'ID'"),
+    "our name": ("SELECT id AS _hash FROM orders", r"column '_hash': names that begin with _"),
+    "constants": ("SELECT 1 AS one", r"SELECT without FROM"),
+    "values": ("SELECT * FROM VALUES (1), (2) AS v(x)", r"rows that are written in a query are no input"),
+    "unknown table": ("SELECT * FROM ordres", r"TABLE_OR_VIEW_NOT_FOUND"),
+    "unknown column": ("SELECT pricee FROM orders", r"UNRESOLVED_COLUMN.*price"),
+    "itself": ("SELECT * FROM mine", r"TABLE_OR_VIEW_NOT_FOUND"),
+    "syntax": ("SELEC id FROM orders", r"PARSE_SYNTAX_ERROR|Syntax error"),
+    "correlation": ("SELECT corr(person, price) AS c FROM orders", r"corr\(.*no such aggregate"),
+    "frames": (
+        "SELECT id, sum(price) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS s FROM orders",
+        r"sum\(.*a frame is the whole partition",
+    ),
+    "percentiles at once": (
+        "SELECT percentile(price, array(0.1, 0.9)) AS p FROM orders",
+        r"percentile.*call it once for each",
+    ),
+}

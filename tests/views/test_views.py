@@ -1,0 +1,247 @@
+"""Views as users have them: read, verified, explained, built on each other, changed on a branch or by an upgrade."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+from tests.views.both_ways import Inputs, flow_over_inputs, frames
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+TOTALS = "SELECT item, sum(price) AS total, count(*) AS n\nFROM orders\nWHERE price > {} GROUP BY item"
+CITIES = "SELECT city, sum(n) AS n, count(*) AS items FROM totals JOIN people ON item = city GROUP BY city"
+QUERIES = {"totals": TOTALS.format(2), "cities": CITIES, "dear": "SELECT id, price FROM orders WHERE price > 2"}
+
+
+def declared(spark: SparkSession, **queries: str) -> nosync.Dataflow:
+    flow = flow_over_inputs()
+    for name, query in (QUERIES | queries).items():
+        flow.sql(name, query, spark=spark)
+    return flow
+
+
+def job_of(
+    spark: SparkSession, store: nosync.Store, flow: nosync.Dataflow, inputs: Inputs | None = None, epochs: int = 3
+) -> nosync.Job:
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    inputs = inputs or Inputs(3)
+    for t in range(epochs):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    return job
+
+
+def rows(job: nosync.Job, view: str, as_of: int | None = None) -> Counter[Any]:
+    return Counter(tuple(row) for row in job.read(view, as_of).collect())
+
+
+def test_a_view_is_one_aggregate_where_the_query_is(spark: SparkSession) -> None:
+    flow = flow_over_inputs()
+    flow.sql("totals", "SELECT item, sum(price) AS total, count(*) AS n FROM orders GROUP BY item", spark=spark)
+    assert flow["totals"].kind == "aggregate"
+    assert [*flow["totals"].aggregates] == ["total", "n"]
+    assert [name for name, _ in flow.views["totals"].columns] == ["item", "total", "n"]
+
+
+def test_parts_that_are_the_same_are_one_stage(spark: SparkSession) -> None:
+    flow = declared(spark, dearest="SELECT max(price) AS most FROM orders WHERE price > 2")
+    shared = {*flow.views["dear"].stages} & {*flow.views["totals"].stages} & {*flow.views["dearest"].stages}
+    assert [flow[name].kind for name in shared] == ["where"]
+    again = declared(spark)
+    assert {*again.views["totals"].stages} <= {stage.name for stage in flow.stages}, "the same text, the same names"
+
+
+def test_views_are_read_explained_and_verified(spark: SparkSession, open_store: OpenStore) -> None:
+    job = job_of(spark, open_store(retain=100), declared(spark))
+    for name in QUERIES:
+        for t in range(3):
+            check = job.verify_view(name, t)
+            assert check.is_equal, str(check)
+    plan = job.explain_view("cities")
+    assert plan.inputs == ("totals", "people")
+    shown = str(plan)
+    assert "inner join on" in shown
+    assert "left, right, rows" in shown
+    assert "where" in str(job.explain_view("totals"))
+    assert "also in dear" in str(job.explain_view("totals"))
+    with pytest.raises(nosync.UnknownStageError, match="no view 'total' .*did you mean 'totals'"):
+        job.explain_view("total")
+    with pytest.raises(nosync.UnknownStageError, match="no view 'orders'"):
+        job.verify_view("orders")
+
+
+def test_a_view_that_is_wrong_is_found_out(
+    spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nosync.spark.plans import aggregates
+
+    monkeypatch.setattr(aggregates.functions, "sum", nosync.max)
+    flow = flow_over_inputs()
+    flow.sql("totals", QUERIES["totals"], spark=spark)
+    check = job_of(spark, open_store(retain=100), flow, epochs=1).verify_view("totals")
+    assert not check.is_equal
+    assert "are not there and" in str(check)
+    assert check.missing.num_rows
+
+
+def test_a_changed_query_is_what_it_gives_of_all_rows(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store(retain=100)
+    job = job_of(spark, store, declared(spark))
+    before = rows(job, "cities")
+    branch = job.branch("strict", views={"totals": TOTALS.format(6)})
+    plan = str(branch.plan_replay())
+    assert "totals (2)" in plan
+    assert "cities" in plan
+    assert "dear" not in plan.split("shares", maxsplit=1)[0], "nothing of it changed"
+    branch.replay()
+    for name in QUERIES:
+        assert branch.verify_view(name).is_equal, str(branch.verify_view(name))
+    assert rows(branch, "totals") != rows(job, "totals")
+    assert rows(job, "cities") == before, "the main line is as it was"
+    again = job.branch("strict", views={"totals": TOTALS.format(6)})
+    assert rows(again, "totals") == rows(branch, "totals"), "the same call opens it again"
+
+    from_the_begin = job.branch("history", at=0, views={"cities": CITIES.replace("sum(n)", "max(n)")})
+    from_the_begin.replay()
+    for t in (1, 2):
+        assert from_the_begin.verify_view("cities", t).is_equal
+    fresh = nosync.Job(declared(spark, totals=TOTALS.format(6)), open_store("fresh", retain=100), spark=spark, shards=2)
+    inputs = Inputs(3)
+    for t in range(3):
+        fresh.advance(t, frames(spark, inputs.epoch(t)))
+    assert rows(fresh, "cities") == rows(branch, "cities")
+
+
+def test_a_view_that_only_adds_rows_cannot_take_them_back(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_over_inputs()
+    flow.sql("pages", "SELECT page FROM clicks WHERE weight > 3", spark=spark)
+    job = job_of(spark, open_store(retain=100), flow, epochs=2)
+    with pytest.raises(nosync.FlowError, match="stage pages cannot give other rows on a branch: it only adds rows"):
+        job.branch("other", views={"pages": "SELECT page FROM clicks WHERE weight > 5"})
+    with pytest.raises(nosync.UnknownStageError, match="no view 'page' .*did you mean 'pages'"):
+        job.branch("other", views={"page": "SELECT page FROM clicks"})
+    with pytest.raises(nosync.FlowError, match="view pages: .*UNRESOLVED_COLUMN"):
+        job.branch("other", views={"pages": "SELECT pag FROM clicks"})
+
+
+def test_an_upgrade_changes_and_adds_views(spark: SparkSession, open_store: OpenStore) -> None:
+    inputs = Inputs(4)
+    job = job_of(spark, open_store(retain=100), declared(spark), inputs)
+    flow = declared(spark, totals=TOTALS.format(5), counts="SELECT person, count(*) AS n FROM orders GROUP BY person")
+    job.upgrade(flow)
+    job.advance(3, frames(spark, inputs.epoch(3)))
+    for name in (*QUERIES, "counts"):
+        assert job.verify_view(name).is_equal, str(job.verify_view(name))
+
+
+def test_lost_layers_of_views_come_back(spark: SparkSession, open_store: OpenStore) -> None:
+    over = "SELECT id, rank() OVER (PARTITION BY item ORDER BY price) AS place FROM orders"
+    store = open_store(retain=100)
+    job = job_of(spark, store, declared(spark, places=over))
+    before = {name: rows(job, name) for name in (*QUERIES, "places")}
+    layers = store.directory.root / "layers"
+    lost = [path for path in layers.iterdir() if not path.name.endswith("_changes") and path.name != "clicks"]
+    assert any(path.name.startswith("over-") for path in lost)
+    for path in lost:
+        shutil.rmtree(path)
+    report = job.recover()
+    assert report.recomputed
+    assert not report.unrecoverable
+    assert {name: rows(job, name) for name in before} == before
+    assert all(job.verify_view(name).is_equal for name in before)
+
+
+def test_functions_of_dataframes_and_of_users(spark: SparkSession, open_store: OpenStore) -> None:
+    from pyspark.sql import functions as F
+
+    shout = F.udf(lambda text: None if text is None else text.upper() + "!", "string")
+    spark.udf.register("shout", shout)
+    flow = flow_over_inputs()
+    flow.view("loud", lambda t: t["orders"].select("id", shout("item").alias("item")).where("id > 3"), spark=spark)
+    flow.sql(
+        "louder", "SELECT item, count(*) AS n FROM (SELECT shout(item) AS item FROM orders) GROUP BY item", spark=spark
+    )
+    flow.view(
+        "cities", lambda t: t["orders"].join(t["people"], F.expr("person = pid")).groupBy("city").count(), spark=spark
+    )
+    job = job_of(spark, open_store(retain=100), flow, epochs=2)
+    for name in flow.views:
+        assert job.verify_view(name).is_equal, str(job.verify_view(name))
+
+
+def test_functions_of_the_same_name_are_told_apart(spark: SparkSession, open_store: OpenStore) -> None:
+    from pyspark.sql import functions as F
+
+    flow = flow_over_inputs()
+    for n in (1, 2):
+        more = F.udf(lambda id, n=n: None if id is None else id + n, "bigint")  # it is asked of nulls, too
+        flow.view(f"v{n}", lambda t, more=more: t["orders"].select(more("id").alias("id")), spark=spark)
+    job = job_of(spark, open_store(retain=100), flow, epochs=1)
+    assert all(job.verify_view(name).is_equal for name in flow.views)
+    assert rows(job, "v1") != rows(job, "v2")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT person AS item, count(*) AS n FROM orders GROUP BY person, item",
+        "SELECT count(*) AS item FROM orders GROUP BY item",
+        "SELECT item AS key, count(*) AS name, sum(price) AS persist, max(price) AS self FROM orders GROUP BY item",
+        "SELECT item AS n, count(*) AS item, count(*) AS again FROM orders GROUP BY item",
+        "SELECT count(*) AS n, item, sum(price) AS person FROM orders GROUP BY item",
+    ],
+)
+def test_columns_may_be_called_as_others_are(spark: SparkSession, open_store: OpenStore, query: str) -> None:
+    flow = flow_over_inputs()
+    flow.sql("v", query, spark=spark)
+    check = job_of(spark, open_store(retain=100), flow, epochs=1).verify_view("v")
+    assert check.is_equal, str(check)
+    assert check.rows > 1
+
+
+def test_stages_of_any_name_are_inputs(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_over_inputs()
+    flow["orders"].where("with-price", "price IS NOT NULL").map("doubled-1", lambda rows: rows)
+    flow.sql("made", "SELECT item, count(*) AS n FROM `doubled-1` GROUP BY item", spark=spark)
+    flow["made"].map("after", lambda rows: rows)
+    job = job_of(spark, open_store(retain=100), flow, epochs=2)
+    assert job.verify_view("made").is_equal
+    assert rows(job, "after") == rows(job, "made")
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda flow, spark: flow.sql("orders", "SELECT 1", spark=spark), "two stages are named 'orders'"),
+        (lambda flow, spark: flow.sql("A", "SELECT 1", spark=spark), "view name 'A' is not a valid name"),
+        (lambda flow, spark: flow.sql("v", 7, spark=spark), "view v: the query is 7, expected SQL text"),
+        (lambda flow, spark: flow.view("v", "SELECT 1", spark=spark), "view v: 'SELECT 1' is no function"),
+        (lambda flow, spark: flow.view("v", lambda t: 7, spark=spark), "view v: its function returned int"),
+        (lambda flow, spark: flow.view("v", lambda t: spark.range(3), spark=spark), "view v: .*no input of the flow"),
+        (lambda flow, spark: flow.view("v", lambda t: t["x"], spark=spark), "no input 'x'.*orders, people, clicks"),
+        (lambda flow, spark: flow.sql("v", "SELECT * FROM orders", spark="spark"), "SparkSession"),
+    ],
+)
+def test_mistakes_are_told_in_the_call(spark: SparkSession, declare: Any, said: str) -> None:
+    flow = flow_over_inputs()
+    with pytest.raises(nosync.NosyncError, match=f"(?s){said}"):
+        declare(flow, spark)
+    assert not flow.views
+
+
+def test_temporary_views_of_the_session_stay_what_they_were(spark: SparkSession) -> None:
+    spark.range(3).createOrReplaceTempView("orders")
+    try:
+        declared(spark)
+        assert spark.table("orders").count() == 3
+        assert not {row.tableName for row in spark.sql("SHOW TABLES").collect()} & {"people", "clicks", "totals"}
+    finally:
+        spark.catalog.dropTempView("orders")
