@@ -16,7 +16,7 @@ from nosync.kernels.joins import arranged_schema
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, plain
 from nosync.lsm.errors import FlowError, SchemaError
 
-ROWS = "rows"
+ROWS = "kept_rows"
 """The part that has the rows of each key."""
 
 

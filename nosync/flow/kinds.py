@@ -14,7 +14,7 @@ CHANGES, FINAL = "changes", "final"
 """What a window gives: its results each time they change, or each once when it is closed."""
 PART_SEPARATOR = "__"
 """Stages that an operator consists of are named `<stage>__<part>`."""
-INNER_PARTS = frozenset({"watermark", "left", "right", "all", "seen", "kept_left", "kept_right", "rows"})
+INNER_PARTS = frozenset({"watermark", "left", "right", "all", "seen", "kept_left", "kept_right", "kept_rows"})
 """The parts that an operator keeps for itself; others hold rows for users: late ones, open windows, outputs."""
 
 

@@ -231,3 +231,26 @@ def test_the_checkpoint_of_an_ordinary_query_is_kept_and_gone_on_from(tmp_path: 
     assert run(tmp_path / "again", tmp_path / "out") == {
         name: {t: rows for t, rows in batches.items() if t > 1} for name, batches in free.items()
     }
+
+
+def test_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("views")
+    flow.source("orders", ORDERS)
+    flow.table("customers", CUSTOMERS, key=["customer"])
+    flow.sql(
+        "cities",
+        "SELECT city, count(DISTINCT item) AS items, sum(price) AS total FROM orders LEFT JOIN customers USING (customer) "
+        "WHERE n > (SELECT avg(n) FROM orders) GROUP BY city",
+        spark=spark,
+    )
+    flow.sql("places", "SELECT customer, rank() OVER (PARTITION BY item ORDER BY n) AS place FROM orders", spark=spark)
+    flow.sql(
+        "strangers", "SELECT customer FROM orders WHERE customer NOT IN (SELECT customer FROM customers)", spark=spark
+    )
+    job = nosync.Job(flow, open_store(retain=10), spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, inputs(spark, t))
+        for name in flow.views:
+            assert job.verify_view(name).is_equal, str(job.verify_view(name))
+    with pytest.raises(nosync.FlowError, match="line 2: it is another value each time"):
+        flow.sql("random", "SELECT n,\nrand() AS r FROM orders", spark=spark)
