@@ -54,7 +54,8 @@ from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage, own_methods
 from nosync.flow.tables import GIVEN_CHANGE_TYPE, NewestRows, source_of
 from nosync.flow.tables import VERSION as NEWEST_ROWS
-from nosync.flow.views import Query, View, translate
+from nosync.flow.view_methods import DeclaresViews
+from nosync.flow.views import View
 from nosync.kernels.join_types import INNER
 from nosync.lsm.errors import FlowError, SchemaError, UnknownStageError
 from nosync.lsm.manifests.input_policy import POLICIES
@@ -69,7 +70,7 @@ _FOR_EXPRESSIONS = {MAP: "select()", FILTER: "where()"}
 """The methods to call in the place of these where there is no function."""
 
 
-class Dataflow:
+class Dataflow(DeclaresViews):
     """A graph of stages.
 
     `key_groups` is the most shards it can ever run with. It must be the store's. `persist` is the level of sources and
@@ -158,47 +159,6 @@ class Dataflow:
         version = f"{NEWEST_ROWS} by {sequence_by}"
         return changes.update(name, key=keys, state=state, fn=newest, version=version, persist=persist)
 
-    def sql(self, name: str, query: str, *, spark: Any = None) -> Stage:
-        """Declares a view: a query in Spark's SQL over stages by their names, kept up to date.
-
-            flow.sql("late", "SELECT carrier, count(*) AS n FROM flights WHERE delay > 60 GROUP BY carrier")
-
-        It is read by a session of Spark: `spark`, or the active one. It becomes stages of this flow, of which equal parts
-        of views share one; `job.explain_view(name)` shows them. Raises FlowError for a query that Spark does not
-        understand, or with a clause that cannot be kept up to date, naming clause and line. What there is, and how it
-        differs from a query over all rows, is in docs/sql.md.
-        """
-        if not isinstance(query, str):
-            raise FlowError(
-                f"view {name}: the query is {query!r}, expected SQL text; view() takes a function of DataFrames"
-            )
-        return self._view(View(name, query), spark)
-
-    def view(self, name: str, query: Callable[[Mapping[str, Any]], Any], *, spark: Any = None) -> Stage:
-        """Declares a view as a function of DataFrames by the names of stages: `flow.view("late", lambda t:
-        t["flights"].where("delay > 60"))`. It returns a DataFrame. The rest is as for `sql`.
-        """
-        if not callable(query):
-            raise FlowError(f"view {name}: {query!r} is no function of DataFrames; sql() takes text")
-        return self._view(View(name, query), spark)
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        """Returns the views that were declared, by name."""
-        return self._views
-
-    def _view(self, view: View, spark: Any) -> Stage:
-        check_name(view.name, "view name")
-        if view.name in self._stages:
-            raise FlowError(f"dataflow {self.name}: two stages are named {view.name!r}; give each its own name")
-        stages, known = dict(self._stages), dict(self._known)
-        try:
-            self._views[view.name] = translate(self, view, spark)
-        except BaseException:  # nothing is half declared
-            self._stages, self._known = stages, known
-            raise
-        return self._stages[view.name]
-
     @property
     def asks_for_remote(self) -> bool:
         """Returns whether the flow, or a stage of it, asks for copies in an object store."""
@@ -263,29 +223,6 @@ class Dataflow:
         copy._views = {name: view for name, view in self._views.items() if {*view.stages} <= {*copy._stages}}
         if add is not None:
             add(copy)
-        return copy
-
-    def with_queries(self, queries: Mapping[str, Query], spark: Any = None) -> Dataflow:
-        """Returns a copy in which views have other queries. What they are made of is made again, and what is built on them
-        is as it was. Raises UnknownStageError for something that is no view, and what `sql` raises.
-        """
-        if not isinstance(queries, Mapping):
-            raise FlowError(f"views is {queries!r}, expected a dictionary: {{view: its new query}}")
-        unknown = next((name for name in queries if name not in self._views), None)
-        if unknown is not None:
-            raise UnknownStageError(
-                f"no view {unknown!r} in {self.name}; views: {', '.join(self._views) or 'none'}"
-                f"{did_you_mean(str(unknown), self._views)}"
-            )
-        inside = {name for view in self._views.values() for name in view.stages}
-        copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist_given)
-        for stage in self.stages:
-            if stage.name in self._views:
-                view = self._views[stage.name]
-                copy._view(view.with_query(queries.get(stage.name, view.query)), spark)
-            elif stage.name not in inside:
-                copy._known |= copy._learned(replace(stage, flow=copy))
-                copy._stages[stage.name] = replace(stage, flow=copy)
         return copy
 
     def with_stages(self, change: Callable[[Stage], Stage]) -> Dataflow:

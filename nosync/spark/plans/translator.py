@@ -76,6 +76,11 @@ class Translator:
         name = str(plan.desc().identifier().table())
         if name not in self._inputs:
             return self._of(plan.child())
+        below = plan.child()
+        while kind_of(below) in ("Project", "SubqueryAlias"):
+            below = below.child()
+        if kind_of(below) != "Range":  # what is done below the name of an input would be lost here
+            raise refused(below, f"Spark has moved it into the input {name}, where it cannot be kept up to date")
         self.used[name] = None
         types = self._inputs[name]
         stage = self._flow[name]
