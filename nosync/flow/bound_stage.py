@@ -16,7 +16,7 @@ import pyarrow as pa
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.kinds import IN_JVM, PART_SEPARATOR
 from nosync.flow.persistence import NONE, Level
-from nosync.flow.stage_options import NO_OPTIONS, StageOptions, UpdateOptions
+from nosync.flow.stage_options import NO_OPTIONS, StageOptions, TableOptions, UpdateOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
@@ -123,6 +123,11 @@ class BoundStage:
     def ttl(self) -> int | None:
         """Returns the epochs without changes after which an update deletes a key. It is None for all other stages."""
         return self.options.ttl if isinstance(self.options, UpdateOptions) else None
+
+    @property
+    def table(self) -> str | None:
+        """Returns the table whose changes a source has. It is None for all other stages."""
+        return self.options.table if isinstance(self.options, TableOptions) else None
 
     def options_as(self, kind: type[Options]) -> Options:
         """Returns the options of a stage that is known to be of the kind that has such."""

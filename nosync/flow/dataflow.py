@@ -29,7 +29,7 @@ from nosync.flow.arguments import (
 from nosync.flow.ddl import columns_of, ddl_without
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
-from nosync.flow.keyed_operators import check_key_names
+from nosync.flow.key_names import check_key_names
 from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,

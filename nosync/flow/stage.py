@@ -22,7 +22,8 @@ from nosync.flow.arguments import (
     StaticJoinArguments,
 )
 from nosync.flow.foreign_words import unknown_operator
-from nosync.flow.keyed_operators import KeyedOperators, check_key_names
+from nosync.flow.key_names import check_key_names
+from nosync.flow.keyed_operators import KeyedOperators
 from nosync.flow.kinds import FILTER, LOOP, MAP, PART_SEPARATOR, SELECT, STATIC_JOIN, UNION, WHERE
 from nosync.kernels.aggregates import Aggregate
 from nosync.lsm.errors import FlowError

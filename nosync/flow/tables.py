@@ -25,7 +25,7 @@ row without one is an upsert.
 CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
 VERSION = "nosync table 1"
 """It stands for the code below in fingerprints: another one is for other rows of the same changes."""
-_ORDER = "__order"
+_IS_NEW = "__new"
 
 
 def source_of(table: str) -> str:
@@ -56,7 +56,6 @@ class NewestRows:
             changes.schema.get_field_index(GIVEN_CHANGE_TYPE), GIVEN_CHANGE_TYPE, pc.equal(kinds, DELETE)
         )
         changes = changes.filter(pc.not_equal(kinds, UPDATE_BEFORE))  # its other half says what is there
-        changes = changes.append_column(_ORDER, pa.repeat(True, changes.num_rows))
         if self.sequence_by is None:
             chosen = self._only(changes)
             # A key of which only what it was before is said has no row in `chosen`, and keeps the one it has.
@@ -96,11 +95,12 @@ class NewestRows:
             raise InvalidInputError(
                 f"table {self.table}: {by!r} is null in a change, and it says which row is the newest"
             )
+        changes = changes.append_column(_IS_NEW, pa.repeat(True, changes.num_rows))
         old = state.append_column(GIVEN_CHANGE_TYPE, pa.repeat(False, state.num_rows))
-        old = old.append_column(_ORDER, pa.repeat(False, state.num_rows)).select(changes.column_names)
+        old = old.append_column(_IS_NEW, pa.repeat(False, state.num_rows)).select(changes.column_names)
         rows = pa.concat_tables([old.cast(changes.schema), changes])
         rows = rows.take(
-            pc.sort_indices(rows, [(by, "descending"), (_ORDER, "ascending"), (GIVEN_CHANGE_TYPE, "descending")])
+            pc.sort_indices(rows, [(by, "descending"), (_IS_NEW, "ascending"), (GIVEN_CHANGE_TYPE, "descending")])
         )
         _, number = self._keys(rows)
         return rows.take(pa.array(np.unique(number, return_index=True)[1]))

@@ -121,6 +121,11 @@ def parse_window(
     )
 
 
+def policy_of(policy: str | None, idle_after: int | None) -> str | None:
+    """Returns the policy of watermarks that was given; where only idle inputs are spoken of, it is the minimum."""
+    return MIN if policy is None and idle_after is not None else policy
+
+
 def check_policy(stage: str, watermark: object, policy: str | None, idle_after: int | None) -> None:
     """Raises FlowError for a policy of inputs that there is not, or that goes without a watermark."""
     if policy not in (None, MIN, MAX):

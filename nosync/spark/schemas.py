@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.stage_options import TableOptions
 from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import InvalidInputError, SchemaError
@@ -129,32 +128,27 @@ def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
     declared.
     """
     sources = {stage.name: stage for stage in flow.sources}
-    tables = {table: name for name, stage in sources.items() if (table := table_of(stage)) is not None}
+    tables = {stage.table: name for name, stage in sources.items() if stage.table is not None}
     if not isinstance(inputs, Mapping):
         raise InvalidInputError(
             f"{type(inputs).__name__} was given where a DataFrame is expected for each source: "
-            f"{{{', '.join(f'{table_of(stage) or name!r}: ...' for name, stage in sources.items())}}}"
+            f"{{{', '.join(f'{stage.table or name!r}: ...' for name, stage in sources.items())}}}"
         )
     given: dict[str, Any] = {}
     for name, frame in inputs.items():
         source = tables.get(name, name)
         if source not in sources or source in given:
-            known = [table_of(stage) or name for name, stage in sources.items()]
+            known = [stage.table or name for name, stage in sources.items()]
             what = "is given twice" if source in given else f"is not a source of {flow.name}"
             raise InvalidInputError(f"{name!r} {what}; sources: {', '.join(known)}{did_you_mean(name, known)}")
         given[source] = _with_change_type(frame) if name in tables else frame
     for name, stage in sources.items():
         if name not in given:
-            shown = table_of(stage) or name
+            shown = stage.table or name
             raise InvalidInputError(
                 f"source {shown} has no input: pass {{{shown!r}: dataframe}} (an empty one for no rows)"
             )
     return {name: check_input(sources[name], frame) for name, frame in given.items()}
-
-
-def table_of(source: BoundStage) -> str | None:
-    """Returns the table whose changes a source has."""
-    return source.options.table if isinstance(source.options, TableOptions) else None
 
 
 def _with_change_type(frame: Any) -> Any:

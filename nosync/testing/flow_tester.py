@@ -28,7 +28,7 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.ddl import columns_of
 from nosync.flow.kinds import is_shown
-from nosync.flow.stage_options import JvmOptions, TableOptions
+from nosync.flow.stage_options import JvmOptions
 from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import FlowVersions
@@ -224,11 +224,7 @@ class FlowTester:
 
     def _tables(self, rows: Mapping[str, Rows]) -> dict[str, pa.Table]:
         sources = {stage.name: stage.schema for stage in self._versions.flow.sources}
-        tables = {
-            stage.options.table: stage.name
-            for stage in self._versions.flow.sources
-            if isinstance(stage.options, TableOptions)
-        }
+        tables = {stage.table: stage.name for stage in self._versions.flow.sources if stage.table is not None}
         named = dict.fromkeys([*tables, *(name for name in sources if name not in tables.values())])
         unknown = next((name for name in rows if name not in sources and name not in tables), None)
         if unknown is not None:

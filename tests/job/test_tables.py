@@ -1,0 +1,88 @@
+"""Tables as inputs of a job on Spark: epoch by epoch, from a stream, and as a history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+DDL = "id bigint, city string, version bigint"
+BEFORE, AFTER = {1: "Bern", 2: "Rome"}, {1: "Oslo", 3: "Rome"}
+
+
+def flow_of(**options: Any) -> nosync.Dataflow:
+    flow = nosync.Dataflow("shop")
+    flow.table("customers", DDL, key=["id"], **options).aggregate("counts", key=["city"], n=nosync.count())
+    return flow
+
+
+def held(job: nosync.Job, as_of: int) -> dict[int, str]:
+    rows = {row.id: row.city for row in job.read("customers", as_of).collect()}
+    counts = {row.city: row.n for row in job.read("counts", as_of).collect()}
+    assert counts == Counter(rows.values())
+    return rows
+
+
+def test_epochs_with_and_without_change_types(spark: SparkSession, open_store: OpenStore) -> None:
+    job = nosync.Job(flow_of(), open_store(retain=10), spark=spark, shards=2)
+    job.advance(0, {"customers": spark.createDataFrame([(1, "Bern", 0), (2, "Rome", 0)], DDL)})
+    changes = [
+        (1, "Oslo", 1, "update_postimage"),
+        (1, "Bern", 0, "update_preimage"),
+        (2, "", 1, "delete"),
+        (3, "Rome", 1, None),
+    ]
+    frame = spark.createDataFrame(changes, f"{DDL}, _change_type string")
+    feed = frame.selectExpr("*", "7L AS _commit_version", "current_timestamp() AS _commit_timestamp")
+    job.advance(1, {"customers": feed})  # as Delta's change data feed has it
+    assert (held(job, 0), held(job, 1)) == (BEFORE, AFTER)
+    with pytest.raises(
+        nosync.InvalidInputError, match="'customer' is not a source of shop; sources: customers .did you mean"
+    ):
+        job.advance(2, {"customer": frame})
+    with pytest.raises(nosync.InvalidInputError, match="source customers has no input"):
+        job.advance(2, {})
+    with pytest.raises(nosync.InvalidInputError, match="is given twice"):
+        job.advance(2, {"customers": frame, "customers_changes": frame})
+
+
+def test_a_stream_of_changes(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    given = tmp_path / "in"
+    given.mkdir()
+    job = nosync.Job(flow_of(sequence_by="version"), open_store(retain=10), spark=spark, shards=2)
+    changes = spark.readStream.schema(f"{DDL}, _change_type string").json(str(given))
+    lines = [
+        '{"id": 1, "city": "late", "version": 0}\n{"id": 1, "city": "Bern", "version": 1}\n'
+        '{"id": 2, "city": "Rome", "version": 1}\n',
+        '{"id": 1, "city": "Oslo", "version": 2}\n{"id": 2, "version": 2, "_change_type": "delete"}\n'
+        '{"id": 3, "city": "Rome", "version": 1}\n{"id": 1, "city": "later", "version": 0}\n',
+    ]
+    for t, text in enumerate(lines):
+        (given / f"{t}.json").write_text(text)
+        query = job.stream({"customers": changes}, checkpoint=tmp_path / "cp", trigger={"availableNow": True})
+        query.awaitTermination()
+        assert query.exception() is None
+    assert (held(job, 0), held(job, 1)) == (BEFORE, AFTER)
+
+
+def test_a_history_of_changes(spark: SparkSession, open_store: OpenStore) -> None:
+    job = nosync.Job(flow_of(), open_store(retain=10), spark=spark, shards=2)
+    rows = [
+        (1, "Bern", 0, None),
+        (2, "Rome", 0, None),
+        (1, "Oslo", 1, None),
+        (2, "", 1, "delete"),
+        (3, "Rome", 1, None),
+    ]
+    job.backfill({"customers": spark.createDataFrame(rows, f"{DDL}, _change_type string")}, epoch="version")
+    assert (held(job, 0), held(job, 1)) == (BEFORE, AFTER)
