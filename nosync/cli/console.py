@@ -353,7 +353,23 @@ def _cell(value: Any) -> str:
     return _number(value) if isinstance(value, float) else str(value)
 
 
-def print_csv(table: pa.Table) -> None:
+def check_formats(*, as_csv: bool, as_json: bool) -> None:
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two formats: leave out one")
+
+
+def print_rows(rows: pa.Table, limit: int | None, *, as_csv: bool, as_json: bool) -> None:
+    """Prints rows, the first `limit` of them; in a table these are some where nothing is said."""
+    shown = rows if limit is None else head(rows, limit)
+    if as_json:
+        print_json(rows_of(shown))
+    elif as_csv:
+        _print_csv(flat(shown))
+    else:
+        show_rows(shown if limit is not None else head(rows, MOST_ROWS_SHOWN), rows.num_rows)
+
+
+def _print_csv(table: pa.Table) -> None:
     """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
     if not sys.stdout.isatty():
         pyarrow.csv.write_csv(table, sys.stdout.buffer)

@@ -22,13 +22,13 @@ from nosync.cli.console import (
     STORE,
     GivenPath,
     by_key,
+    check_formats,
     check_store,
-    flat,
     head,
     out,
     parse_keys,
-    print_csv,
     print_json,
+    print_rows,
     progress,
     read_only,
     rows_of,
@@ -89,8 +89,7 @@ def get(
       nosync get state/ delays --as-of 2026-07-04T12:00
       nosync get state/ delays --key origin=JFK --csv
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json are two formats: leave out one")
+    check_formats(as_csv=as_csv, as_json=as_json)
     with read_only(path) as store:
         wanted = [column.strip() for column in columns.split(",")] if columns else None
         if wanted is not None and len(set(wanted)) < len(wanted):
@@ -100,13 +99,7 @@ def get(
         asked = wanted if wanted is None else [*wanted, *(name for name in key if name not in wanted)]
         table = by_key(store.read(stage, as_of, columns=asked, prefix=prefix, branch=branch), key)
         table = table if wanted is None else table.select(wanted)
-    shown = table if limit is None else head(table, limit)
-    if as_json:
-        print_json(rows_of(shown))
-    elif as_csv:
-        print_csv(flat(shown))
-    else:
-        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+    print_rows(table, limit, as_csv=as_csv, as_json=as_json)
 
 
 @cli.command()
@@ -134,8 +127,7 @@ def changes(
       nosync changes state/ delays --from 20 --to 26
       nosync changes state/ delays --from 2026-07-04 --to 2026-07-05 --key origin=JFK
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json are two formats: leave out one")
+    check_formats(as_csv=as_csv, as_json=as_json)
     with read_only(path) as store, store.held():
         until = store.newest(branch) if end is None else store.epoch_as_of(end, branch)
         if until is None:
@@ -147,13 +139,7 @@ def changes(
     for name, value in wanted.items():
         table = table.filter(pc.equal(table.column(name), pa.scalar(value, table.schema.field(name).type)))
     table = by_key(table, [EPOCH_COLUMN, *(name for name in key if name in table.column_names)])
-    shown = table if limit is None else head(table, limit)
-    if as_json:
-        print_json(rows_of(shown))
-    elif as_csv:
-        print_csv(flat(shown))
-    else:
-        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+    print_rows(table, limit, as_csv=as_csv, as_json=as_json)
 
 
 def _after(store: Store, begin: AsOf | None, branch: str) -> AsOf:

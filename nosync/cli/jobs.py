@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,7 +61,7 @@ def _load_flow(text: str, cores: int | None) -> nosync.Dataflow:
     try:
         return _flow_of(text)
     except NoSessionError:
-        start_session(cores, tempfile.mkstemp(prefix="nosync-spark-", suffix=".log")[1])
+        start_session(cores)
         return _flow_of(text)
 
 

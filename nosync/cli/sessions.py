@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +18,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spark_session(cores: int | None) -> Iterator[SparkSession]:
-    """Starts a local session, whose log nobody sees, and stops it in the end."""
-    with tempfile.NamedTemporaryFile(prefix="nosync-spark-", suffix=".log") as log:
-        spark = start_session(cores, log.name)
-        try:
-            yield spark
-        finally:
-            spark.stop()
+    """Starts a local session, or takes the one that there is, and stops it in the end."""
+    spark = start_session(cores)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
-def start_session(cores: int | None, log: str) -> SparkSession:
-    """Starts a local session, or returns the one that there is. `log`: the file of its log."""
+def start_session(cores: int | None) -> SparkSession:
+    """Starts a local session, whose log nobody sees, or returns the one that there is."""
     try:
         from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
     except ImportError as error:
         raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
-    return local_session(cores, "nosync", log=Path(log))
+    logs = tempfile.mkdtemp(prefix="nosync-spark-")
+    atexit.register(shutil.rmtree, logs, ignore_errors=True)
+    return local_session(cores, "nosync", log=Path(logs) / "spark.log")

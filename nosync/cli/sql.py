@@ -12,13 +12,9 @@ from nosync.cli.console import (
     MOST_ROWS_SHOWN,
     POINT_IN_TIME,
     STORE,
-    flat,
-    head,
-    print_csv,
-    print_json,
+    check_formats,
+    print_rows,
     read_only,
-    rows_of,
-    show_rows,
 )
 from nosync.cli.jobs import CORES
 from nosync.cli.sessions import spark_session
@@ -59,8 +55,7 @@ def sql(
       nosync sql state/ "SELECT count(*) FROM delays" --as-of 2026-07-04T12:00
       nosync sql state/ "SELECT * FROM delays JOIN airports USING (origin)" --csv
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json are two formats: leave out one")
+    check_formats(as_csv=as_csv, as_json=as_json)
     with read_only(path) as store:
         t = store.newest(branch) if as_of is None else store.epoch_as_of(as_of, branch)
         if t is None or store.manifest(t, branch) is None:  # told before Spark starts
@@ -80,10 +75,4 @@ def sql(
             except PySparkException as error:
                 said = str(error).strip().splitlines()[0].rstrip(" ;")
                 raise NosyncError(f"{said}; stages: {', '.join(names.values())}") from None
-    shown = table if limit is None else head(table, limit)
-    if as_json:
-        print_json(rows_of(shown))
-    elif as_csv:
-        print_csv(flat(shown))
-    else:
-        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+    print_rows(table, limit, as_csv=as_csv, as_json=as_json)
