@@ -1,12 +1,13 @@
 """Window functions of SQL: a column for each row that depends on its place among the rows of its partition.
 
 A function of `per_key`. Rows are sorted once by partition and order; then everything is arithmetic on places. Rows that
-the order does not tell apart come in the order of their contents, so that the answer is the same in each run, where
-Spark's depends on how rows were shuffled.
+the order does not tell apart stay in the order in which `per_key` gives them, which is that of their contents. So the
+answer is the same in each run, where Spark's depends on how rows were shuffled.
 """
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.kernels.joins import content_hash, distinct
+from nosync.kernels.joins import distinct
 from nosync.lsm.columnar.columns import Bools, Indices, as_array
 from nosync.lsm.columnar.hashing import hash32
 
@@ -25,7 +26,7 @@ WHOLE, ROWS, PEERS = "whole", "rows", "peers"
 """Frames: the whole partition; its rows up to this one; those up to this one and all that the order puts beside it."""
 RANKS = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
 SHIFTS = ("lag", "lead")
-OVER_FRAMES = ("count", "sum", "avg", "min", "max", "first_value", "last_value")
+_MOST = 2**63
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Order:
 
 @dataclass(frozen=True)
 class OverColumn:
-    """A column that is made: a function of `RANKS`, `SHIFTS` or `OVER_FRAMES`."""
+    """A column that is made: one of `RANKS` or `SHIFTS`, or count, sum, avg, min, max, first_value or last_value of a frame."""
 
     name: str
     function: str
@@ -67,10 +68,10 @@ class OverPartition:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         made = _Partitions.of(rows, self.key, self.order)
+        back = np.empty(rows.num_rows, dtype=np.int64)
+        back[made.by_place] = np.arange(rows.num_rows)
         for column in self.columns:
             values = made.column(rows, column)
-            back = np.empty(rows.num_rows, dtype=np.int64)
-            back[made.by_place] = np.arange(rows.num_rows)
             rows = rows.append_column(column.name, values.take(pa.array(back)).cast(column.type))
         return rows.drop_columns(list(self.drops))
 
@@ -97,7 +98,7 @@ class _Partitions:
             keys = [as_array(rows.column(name)) for name in key]
             _, partition = distinct(keys, hash32(keys))
         codes = [_codes(as_array(rows.column(one.column)), one) for one in order]
-        by_place = np.lexsort((content_hash(rows), *reversed(codes), partition))
+        by_place = np.lexsort((*reversed(codes), partition))  # which is stable
         new_partition, new_peer = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
         new_partition[1:] = np.diff(partition[by_place]) != 0
         new_peer[1:] = new_partition[1:]
@@ -168,12 +169,25 @@ class _Partitions:
             sums = self._sums(np.array(whole, dtype=object), end)
             shown = [None if none else _decimal(int(v), scale) for v, none in zip(sums, nothing, strict=True)]
             return pa.array(shown, column.type)
-        zeros = pc.fill_null(given, pa.scalar(0, given.type)).to_numpy(zero_copy_only=False)
-        exact = pa.types.is_integer(given.type) and column.function == "sum"
-        sums = self._sums(zeros.astype(np.int64 if exact else np.float64), end)
+        numbers = pc.fill_null(given, pa.scalar(0, given.type)).to_numpy(zero_copy_only=False)
+        if column.function == "sum" and pa.types.is_integer(given.type):
+            return pa.array(self._whole_sums(numbers.astype(np.int64), end), pa.int64(), mask=nothing)
+        sums = self._sums(numbers.astype(np.float64), end)
         if column.function == "sum":
             return pa.array(sums, mask=nothing)
         return pa.array(sums / np.maximum(count, 1), mask=nothing)
+
+    def _whole_sums(self, values: Any, end: Indices) -> Any:
+        """Returns sums of integers. Raises OverflowError for one that 64 bits do not have."""
+        if float(np.abs(values.astype(np.float64)).sum()) < _MOST / 2:  # half of it: doubles are rounded
+            return self._sums(values, end)
+        sums = self._sums(values.astype(object), end)
+        beyond = next((value for value in sums if not -_MOST <= value < _MOST), None)
+        if beyond is not None:
+            raise OverflowError(
+                f"a sum is {beyond}, which is beyond 64 bits: cast what is summed to double or a decimal"
+            )
+        return sums.astype(np.int64)
 
     def _sums(self, values: Any, end: Indices) -> Any:
         """Returns the sum of each row's frame, added up in the order of the rows and within its partition only."""
@@ -240,9 +254,7 @@ def _codes(values: pa.Array, order: Order) -> Indices:
     return codes
 
 
-def _decimal(value: int, scale: int) -> object:
-    import decimal  # noqa: PLC0415 - few frames are of decimals
-
+def _decimal(value: int, scale: int) -> decimal.Decimal:
     with decimal.localcontext() as context:
         context.prec = 80
         return decimal.Decimal(value).scaleb(-scale)

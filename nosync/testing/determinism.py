@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ import pyarrow as pa
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE
 from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, PER_KEY, SOURCE, UNION
+from nosync.lsm.columnar.closeness import are_close
 from nosync.lsm.errors import NosyncError
 
 _INDEPENDENT_OF_CUTS = frozenset({SOURCE, MAP, FILTER, UNION, AGGREGATE, JOIN, PER_KEY, ARRANGE, *IN_JVM})
 _SHUFFLES = 2
-_CLOSE = 1e-9
-"""Sums of doubles depend in their last bits on the epochs in which they were added up."""
 
 
 class Tester(Protocol):
@@ -152,7 +150,7 @@ def _check_same(stage: str, expected: pa.Table, found: pa.Table, what: str) -> N
     if mine == theirs:
         return
     ours, others = expected.to_pylist(), found.to_pylist()
-    if len(ours) == len(others) and all(map(_are_close, ours, others)):
+    if len(ours) == len(others) and all(map(are_close, ours, others)):
         return
     # As counts: of rows that are equal one side may have more.
     only = next(iter((Counter(theirs) - Counter(mine)) or (Counter(mine) - Counter(theirs))))
@@ -161,14 +159,3 @@ def _check_same(stage: str, expected: pa.Table, found: pa.Table, what: str) -> N
 
 def _text(row: Mapping[str, Any]) -> str:
     return repr(dict(row))
-
-
-def _are_close(one: Any, other: Any) -> bool:
-    """Returns whether two values are equal but for the last bits of doubles."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_CLOSE) or (math.isnan(one) and math.isnan(other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_close(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_are_close, one, other))
-    return bool(one == other)

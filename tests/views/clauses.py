@@ -32,6 +32,7 @@ CLAUSES: dict[str, str] = {
                  min(price) AS least, max(at) AS newest FROM orders GROUP BY item""",
     "one group": "SELECT count(*) AS n, sum(price) AS total, max(item) AS item FROM orders",
     "decimals": "SELECT item, sum(tax) AS total, avg(tax) AS mean, min(tax) AS least FROM orders GROUP BY item",
+    "fine decimals": "SELECT item, avg(CAST(price / 3 AS decimal(14, 8))) AS mean FROM orders GROUP BY item",
     "having": """SELECT person % 3 AS rest, avg(price) * 2 + count(*) AS mix FROM orders WHERE person IS NOT NULL
                  GROUP BY person % 3 HAVING count(*) > 1 AND max(price) > 3""",
     "spread": """SELECT item, stddev(price) AS s, var_samp(price) AS v, stddev_pop(price) AS sp, var_pop(price) AS vp
@@ -103,6 +104,7 @@ CLAUSES: dict[str, str] = {
     "or exists": "SELECT id FROM orders WHERE person = 1 OR EXISTS (SELECT 1 FROM people WHERE pid = person)",
     "or exists beyond": """SELECT id FROM orders
                            WHERE id < 5 OR EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)""",
+    "or not in": "SELECT id FROM orders WHERE id < 5 OR item NOT IN (SELECT city FROM people)",
     "scalar": "SELECT id FROM orders WHERE price > (SELECT avg(price) FROM orders)",
     "scalar of nothing": "SELECT id, (SELECT max(score) FROM people WHERE score > 1000) AS none FROM orders",
     "scalar column": "SELECT id, price - (SELECT max(score) FROM people) AS below FROM orders",

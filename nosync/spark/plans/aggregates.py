@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from nosync.flow.stage import Stage
 from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregates import Aggregate
-from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, found, id_of, is_replaceable, items, kind_of, nodes_of, refused
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.joins import null_safe
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -26,9 +27,10 @@ _REFUSED: Mapping[str, str] = {
 }
 _SAME_TWICE = ("Min", "Max", "MaxBy", "MinBy", "CollectSet")
 """The aggregates that DISTINCT makes no difference to."""
-_OF_WHOLE_GROUPS = {"CollectList": COLLECT_LIST, "CollectSet": COLLECT_SET, "Percentile": PERCENTILE}
+_OF_WHOLE_GROUPS = ("CollectList", "CollectSet", "Percentile")
 
-
+_MORE_DIGITS, _MOST_DIGITS = 10, 38
+"""How many digits a sum of decimals has more than these, and at most."""
 _ARGUMENTS = {"name", "key", "persist", "self"}
 """What `aggregate` calls its own arguments, so that no aggregate can be called so."""
 
@@ -116,7 +118,7 @@ class Aggregates:
             return self._stages.distinct(self._stages.select(relation.stage, keys))
         key_types = dict(types)
         over = relation.stage.name
-        plain, whole, sets = _Part(over), _Part(over), dict[str, tuple[_Part, list[str]]]()
+        plain, whole, sets = _Part(over), _Part(over), dict[str, _Part]()
         for call in calls:
             kind = kind_of(_function_of(call))
             if kind in _OF_WHOLE_GROUPS:
@@ -124,13 +126,11 @@ class Aggregates:
             elif not _needs_distinct(call):
                 self._add(plain, call, relation)
             else:
-                arguments = [str(one) for one in self._arguments(call, relation)]
-                part, _ = sets.setdefault("\0".join(arguments), (_Part(over), arguments))
-                self._add(part, call, relation)
+                self._add(sets.setdefault(self._arguments(call, relation), _Part(over)), call, relation)
         if not (plain.answers or sets) and not keys:
             plain.has(functions.count())  # the row that is there without any rows
         stages = [(self._aggregated(relation, keys, plain), plain)] if plain.aggregates else []
-        stages += [(self._aggregated(relation, keys, part, distinct=True), part) for part, _ in sets.values()]
+        stages += [(self._aggregated(relation, keys, part, distinct=True), part) for part in sets.values()]
         if whole.answers:
             stages.append((self._of_whole_groups(relation, keys, whole, key_types), whole))
         for _, part in stages:
@@ -148,8 +148,7 @@ class Aggregates:
     def _aggregated(
         self, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
     ) -> Stage:
-        given = {**keys, **part.arguments} or {named("one", ""): "1"}
-        before = self._stages.select(relation.stage, given)
+        before = self._stages.select(relation.stage, {**keys, **part.arguments})
         before = self._stages.distinct(before) if distinct else before
         stage = self._stages.aggregate(before, list(keys), part.aggregates)
         return self._stages.select(stage, _answers(keys, part))
@@ -179,12 +178,12 @@ class Aggregates:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _arguments(self, call: Node, relation: Relation) -> list[Expression]:
-        """Returns what a call is of; null where its FILTER does not let a row pass."""
-        children = items(_function_of(call).children())
-        return [self._argument(call, child, relation) for child in children]
+    def _arguments(self, call: Node, relation: Relation) -> str:
+        """Returns what a call is of, as a text that is the same for calls of the same."""
+        return "\0".join(str(self._argument(call, child, relation)) for child in items(_function_of(call).children()))
 
     def _argument(self, call: Node, child: Node, relation: Relation) -> Expression:
+        """Returns an argument of a call; null where its FILTER does not let a row pass."""
         condition = found(call.filter())
         text = self._expressions.of(child, relation)
         if condition is None:
@@ -196,26 +195,20 @@ class Aggregates:
 
     def _add_whole(self, part: _Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
-        kind, children = kind_of(function), items(function.children())
-        if kind == "Percentile":
-            if kind_of(children[1].dataType()) == "ArrayType" or not children[1].foldable():
-                raise refused(call, "percentile of one constant share is translated: call it once for each")
-            if str(children[2].toString()) != "1":
-                raise refused(call, "percentile with frequencies is not translated")
-            share = float(str(children[1].eval(None)))
+        argument = self._argument(call, items(function.children())[0], relation)
+        if kind_of(function) == "Percentile":
+            share = _share_of(call, function)
+            column = part.takes(f"CAST({argument} AS double)" if isinstance(argument, str) else argument)
+            name, how = named(PERCENTILE, part.over, column, str(share)), PERCENTILE
+            text = quoted(name)
         else:
-            share = 0.0
-        argument = self._argument(call, children[0], relation)
-        if kind == "Percentile" and isinstance(argument, str):
-            argument = f"CAST({argument} AS double)"
-        column = part.takes(argument)
-        how = COLLECT_SET if call.isDistinct() and kind == "CollectList" else _OF_WHOLE_GROUPS[kind]
-        name = named(how, part.over, column, str(share))
-        descending = kind == "Percentile" and bool(function.reverse())
-        part.of_group[name] = OfGroup(name, how, column, 1.0 - share if descending else share)
+            share, column = 0.0, part.takes(argument)
+            is_set = call.isDistinct() or kind_of(function) == "CollectSet"
+            how = COLLECT_SET if is_set else COLLECT_LIST
+            name = named(how, part.over, column)
+            text = f"coalesce({quoted(name)}, array())"
+        part.of_group[name] = OfGroup(name, how, column, share)
         part.types[name] = call.dataType()
-        empty = ", array()" if kind != "Percentile" else ""
-        text = f"coalesce({quoted(name)}{empty})" if empty else quoted(name)
         part.answers.append((call, name, text))
 
     def _add(self, part: _Part, call: Node, relation: Relation) -> None:
@@ -277,8 +270,11 @@ class Aggregates:
         column = self._of_one(part, call, child, relation)
         if kind_of(child.dataType()) != "DecimalType":
             return part.has(functions.mean(column))
+        # A sum of 38 digits would leave few for what comes of the division: it has as many as Spark gives it.
+        type_ = child.dataType()
+        digits = f"decimal({min(type_.precision() + _MORE_DIGITS, _MOST_DIGITS)}, {type_.scale()})"
         total, n = part.has(functions.sum(column)), part.has(functions.count(column))
-        return _cast(f"{total} / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
+        return _cast(f"CAST({total} AS {digits}) / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
 
     def _min(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.min(self._of_one(part, call, items(function.children())[0], relation)))
@@ -346,18 +342,20 @@ def _calls_in(outputs: Sequence[Node]) -> list[Node]:
 def _function_of(call: Node) -> Node:
     """Returns the aggregate of a call, or the one that Spark computes in its place."""
     function = call.aggregateFunction()
-    while kind_of(function) in (
-        "CountIf",
-        "BoolAnd",
-        "BoolOr",
-        "Median",
-        "RegrCount",
-        "RegrAvgX",
-        "RegrAvgY",
-        "ListAgg",
-    ):
+    while is_replaceable(function):
         function = function.replacement()
     return function
+
+
+def _share_of(call: Node, function: Node) -> float:
+    """Returns how much of the values is below a percentile."""
+    _, percentage, frequency, *_ = items(function.children())
+    if kind_of(percentage.dataType()) == "ArrayType" or not percentage.foldable():
+        raise refused(call, "percentile of one constant share is translated: call it once for each")
+    if str(frequency.toString()) != "1":
+        raise refused(call, "percentile with frequencies is not translated")
+    share = float(str(percentage.eval(None)))
+    return 1.0 - share if bool(function.reverse()) else share
 
 
 def _needs_distinct(call: Node) -> bool:

@@ -11,6 +11,9 @@ Node = Any
 """A plan, an expression, or another object of Catalyst in the JVM."""
 
 
+_REPLACEABLE = ("RuntimeReplaceable", "InheritAnalysisRules", "RuntimeReplaceableAggregate")
+
+
 class Refused(FlowError):
     """A clause of a query cannot be kept up to date. The message begins with the clause; whoever declares the view names it."""
 
@@ -70,5 +73,13 @@ def _line(node: Node) -> str:
     return "" if line is None else f", line {line}"
 
 
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+def is_replaceable(node: Node) -> bool:
+    """Returns whether an expression is one that Spark replaces before it runs: it prints what users wrote, and not what it
+    is.
+    """
+    of = node.getClass()
+    while of is not None:
+        if any(str(one.getSimpleName()) in _REPLACEABLE for one in of.getInterfaces()):
+            return True
+        of = of.getSuperclass()
+    return False

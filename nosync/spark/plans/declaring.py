@@ -18,8 +18,8 @@ from nosync.flow.stage import Stage
 from nosync.flow.tables import source_of
 from nosync.flow.views import NoSessionError, View
 from nosync.lsm.errors import FlowError, NosyncError
-from nosync.spark.expressions import Analyzer
-from nosync.spark.plans.catalyst import Node, Refused, quoted
+from nosync.spark.expressions import Analyzer, quoted
+from nosync.spark.plans.catalyst import Node, Refused
 from nosync.spark.plans.query import Planner
 from nosync.spark.plans.translator import Translator
 from nosync.spark.schemas import parse_ddl

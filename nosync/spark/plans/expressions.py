@@ -14,8 +14,8 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from nosync.flow.fingerprint import fingerprint
 from nosync.spark.errors import without_log
-from nosync.spark.expressions import command_of, text_of
-from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.expressions import command_of, quoted, text_of
+from nosync.spark.plans.catalyst import Node, id_of, is_replaceable, items, kind_of, nodes_of, refused
 from nosync.spark.plans.relation import Coded, Expression, Relation
 from nosync.spark.session import contains
 
@@ -30,7 +30,6 @@ _WITHOUT_TEXT = (
     "ScalaUDF",
 )
 """What Spark prints in a way that it cannot read, or that does not say what it is."""
-_REPLACEABLE = ("RuntimeReplaceable", "InheritAnalysisRules", "RuntimeReplaceableAggregate")
 Known = Sequence[tuple[Node, str]]
 """Expressions, each with the column that has its value already."""
 
@@ -90,7 +89,7 @@ class Expressions:
             return self._rewritten(e.child(), columns, known, column)
         if kind == "CommonExpressionRef":
             return self._rewritten(self._shared[str(e.id().toString())], columns, known, column)
-        if contains(self._session, e, "RUNTIME_REPLACEABLE") and _is_replaceable(e):
+        if contains(self._session, e, "RUNTIME_REPLACEABLE") and is_replaceable(e):
             return self._rewritten(e.replacement(), columns, known, column)
         children = items(e.children())
         new = [self._rewritten(child, columns, known, column) for child in children]
@@ -132,13 +131,3 @@ class Expressions:
 
     def _sequence(self, nodes: Sequence[Any]) -> Any:
         return self._session._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(nodes))  # type: ignore[union-attr]
-
-
-def _is_replaceable(e: Node) -> bool:
-    """Returns whether a node is one that Spark replaces before it runs: it prints what users wrote, and not what it is."""
-    of = e.getClass()
-    while of is not None:
-        if any(str(one.getSimpleName()) in _REPLACEABLE for one in of.getInterfaces()):
-            return True
-        of = of.getSuperclass()
-    return False

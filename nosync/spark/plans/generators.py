@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
 from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, quoted, refused
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.relation import Relation, Stages, named
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nosync.kernels import aggregates as functions
-from nosync.spark.plans.catalyst import Node, conjuncts, found, id_of, ids_in, items, kind_of, quoted, refused
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, conjuncts, found, id_of, ids_in, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.relation import Expression, Relation, Stages, digest, named
 

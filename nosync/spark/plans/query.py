@@ -9,13 +9,13 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from nosync.flow.views import Query
 from nosync.lsm.errors import FlowError, NosyncError, UnknownStageError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
-from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, quoted
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of
 
-Query = str | Callable[[Mapping[str, DataFrame]], DataFrame]
-"""SQL text, or a function of DataFrames by the names of the inputs."""
 _SUBQUERIES = (
     "PullupCorrelatedPredicates",
     "RewriteCorrelatedScalarSubquery",

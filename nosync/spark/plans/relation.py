@@ -14,7 +14,8 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import AGGREGATE
 from nosync.flow.stage import Stage
 from nosync.kernels.aggregates import Aggregate
-from nosync.spark.plans.catalyst import Node, quoted
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node
 
 VERSION = "1"
 """Names of stages go by it. Another one is for another way to translate, so that layers of both are told apart."""
@@ -62,7 +63,7 @@ class Stages:
     new: dict[str, Callable[[str], Stage]] = field(default_factory=dict)
     """Those that were not there, each with what declares it."""
 
-    def select(self, given: Stage, columns: Mapping[str, Expression], note: str = "select") -> Stage:
+    def select(self, given: Stage, columns: Mapping[str, Expression]) -> Stage:
         """Computes columns by name. What only passes its input on is its input. Where nothing is asked of rows but how many
         there are, they have a column all the same.
         """
@@ -77,7 +78,7 @@ class Stages:
             for name, text in columns.items()
         ]
         return self._stage(
-            note,
+            "select",
             [given],
             [f"{name}={text}" for name, text in columns.items()],
             tuple(columns),

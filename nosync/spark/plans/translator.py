@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
+from nosync.spark.expressions import quoted
 from nosync.spark.plans import generators
 from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, id_of, items, kind_of, nodes_of, quoted, refused
+from nosync.spark.plans.catalyst import Node, Refused, id_of, items, kind_of, nodes_of, refused
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over
@@ -19,10 +20,11 @@ from nosync.spark.plans.relation import Expression, Relation, Stages, named
 _WATERMARK = (
     "views over windows that close are not there yet: declare the window with window(watermark=), and the view over it"
 )
+_NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
 _REFUSED: Mapping[str, str] = {
-    "LogicalRDD": "it is no input of the flow: give it as a source or a table, or join_static() it",
-    "Range": "it is no input of the flow: give it as a source or a table, or join_static() it",
-    "LogicalRelation": "it is no input of the flow: give it as a source or a table, or join_static() it",
+    "LogicalRDD": _NO_INPUT,
+    "Range": _NO_INPUT,
+    "LogicalRelation": _NO_INPUT,
     "LocalRelation": "rows that are written in a query are no input of the flow: give them as a source or a table",
     "OneRowRelation": "it reads no input: SELECT without FROM is one row for ever",
     "UnionLoop": "WITH RECURSIVE is not translated: iterate() computes it in a flow",
@@ -50,7 +52,6 @@ class Translator:
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
         self._wanted: Mapping[int, str] = {}
-        self._made: dict[int, list[tuple[str, Relation]]] = {}
         self.used: dict[str, None] = {}
         """The inputs that the view reads."""
 
@@ -137,14 +138,10 @@ class Translator:
                 name = relation.columns[id_of(value)]
                 columns[name] = quoted(name)
             else:
-                value, relation, known = self._without_subqueries(value, relation, known)
+                relation, known = self._with_subqueries(value, relation, known)
                 text = self._expressions.of(value, relation, known)
-                name = named(str(one.name()), str(text))
-                name = (
-                    next((column for column in relation.types if text == quoted(column)), name)
-                    if isinstance(text, str)
-                    else name
-                )
+                is_there = (column for column in relation.types if text == quoted(column))
+                name = next(is_there, named(str(one.name()), str(text)))
                 columns[name], computed = text, computed or name not in relation.types
             by_id[id_of(one)], types[name] = name, value.dataType()
         if not computed:
@@ -153,15 +150,14 @@ class Translator:
 
     def _filter(self, plan: Node) -> Relation:
         relation = self._of(plan.child())
-        condition, relation, known = self._without_subqueries(plan.condition(), relation, ())
-        return relation.with_stage(self.stages.where(relation.stage, self._expressions.of(condition, relation, known)))
+        relation, known = self._with_subqueries(plan.condition(), relation, ())
+        condition = self._expressions.of(plan.condition(), relation, known)
+        return relation.with_stage(self.stages.where(relation.stage, condition))
 
-    def _without_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Node, Relation, Known]:
+    def _with_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Relation, Known]:
         """Returns a relation with the values of the scalar subqueries in an expression, as columns."""
         for one in nodes_of(e):
-            if kind_of(one) != "ScalarSubquery":
-                continue
-            if any(what.semanticEquals(one) for what, _ in known):
+            if kind_of(one) != "ScalarSubquery" or any(what.semanticEquals(one) for what, _ in known):
                 continue
             if items(one.outerAttrs()):
                 raise refused(one, "Spark does not turn this correlated subquery into a join: write it as a join")
@@ -169,7 +165,7 @@ class Translator:
             of_one = self._of(self._planner.rewritten(one.plan()))
             relation, column = self._joins.with_value(relation, of_one, id_of(value), one.dataType())
             known = [*known, (one, column)]
-        return e, relation, known
+        return relation, known
 
     def _aggregate(self, plan: Node) -> Relation:
         wanted = self._wanted if plan is self._top else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +10,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.flow.views import View
-from nosync.spark.plans.catalyst import quoted
+from nosync.lsm.columnar.closeness import are_close
+from nosync.spark.expressions import quoted
 from nosync.spark.plans.query import Planner
 from nosync.spark.session import conf_set
-
-_DIGITS = 9
-"""Sums of doubles depend in their last bits on the order in which they are added up."""
 
 
 def compare(
@@ -63,29 +60,48 @@ def _asked(planner: Planner, view: View) -> DataFrame:
 
 
 def different(found: pa.Table, expected: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Returns the rows that only one of two tables has, as often as it has them more often."""
-    keys = [[_comparable(row) for row in table.to_pylist()] for table in (found, expected)]
-    counts = [Counter(of_one) for of_one in keys]
-    return _only(found, keys[0], counts[0] - counts[1]), _only(expected, keys[1], counts[1] - counts[0])
+    """Returns the rows that only one of two tables has, as often as it has them more often.
 
-
-def _only(table: pa.Table, keys: list[Any], more: Counter[Any]) -> pa.Table:
-    places = []
-    for i, key in enumerate(keys):
-        if more[key] > 0:
-            more[key] -= 1
-            places.append(i)
-    return table.take(pa.array(places, pa.int64()))
-
-
-def _comparable(value: Any) -> Any:
-    """Returns a value that is equal to others that differ in the last bits of a double. Lists are compared as sets: what
-    collects values does it in no order.
+    Lists are compared without their order: what collects values does it in none.
     """
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else float(f"{value:.{_DIGITS}g}") + 0.0
+    rows = [[_without_order(row) for row in table.to_pylist()] for table in (found, expected)]
+    counts = [Counter(map(repr, of_one)) for of_one in rows]
+    extra, missing = _more(rows[0], counts[0] - counts[1]), _more(rows[1], counts[1] - counts[0])
+    by_rest: dict[str, list[int]] = {}  # only rows that are the same but for doubles can be close
+    for j in missing:
+        by_rest.setdefault(repr(_without_doubles(rows[1][j])), []).append(j)
+    close = set()
+    for i in extra:
+        others = by_rest.get(repr(_without_doubles(rows[0][i])), [])
+        same = next((j for j in others if are_close(rows[0][i], rows[1][j])), None)
+        if same is not None:
+            others.remove(same)
+            close |= {(0, i), (1, same)}
+    extra, missing = [i for i in extra if (0, i) not in close], [j for j in missing if (1, j) not in close]
+    return found.take(pa.array(extra, pa.int64())), expected.take(pa.array(missing, pa.int64()))
+
+
+def _more(rows: list[Any], more: Counter[str]) -> list[int]:
+    """Returns the places of rows of which there are more than of the other side."""
+    places = []
+    for i, row in enumerate(rows):
+        if more[repr(row)] > 0:
+            more[repr(row)] -= 1
+            places.append(i)
+    return places
+
+
+def _without_doubles(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return tuple((name, _comparable(part)) for name, part in value.items())
+        return {name: _without_doubles(part) for name, part in value.items()}
     if isinstance(value, list):
-        return tuple(sorted(map(_comparable, value), key=repr))
-    return value
+        return [_without_doubles(part) for part in value]
+    return "a double" if isinstance(value, float) else value
+
+
+def _without_order(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_order(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return sorted(map(_without_order, value), key=repr)
+    return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0

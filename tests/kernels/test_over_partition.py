@@ -1,0 +1,76 @@
+"""Window functions beside Pandas', and where rows are not told apart by the order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.kernels.over_partition import PEERS, ROWS, WHOLE, Order, OverColumn, OverPartition
+from nosync.testing import FlowTester
+
+
+def rows_of(n: int, seed: int) -> pa.Table:
+    chance = np.random.default_rng(seed)
+    x = chance.integers(-5, 6, n).astype(float)
+    x[chance.random(n) < 0.2] = np.nan
+    return pa.table({
+        "id": chance.permutation(n), "k": chance.choice(["a", "b", "c"], n), "x": pa.array(x, from_pandas=True),
+        "n": chance.integers(-9, 9, n),
+    })  # fmt: skip
+
+
+def made(rows: pa.Table, order: Order, *columns: OverColumn) -> pd.DataFrame:
+    return OverPartition(("k",), (order,), columns)(rows).to_pandas().set_index("id").sort_index()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_places_and_sums_are_those_of_pandas(seed: int) -> None:
+    rows = rows_of(60, seed)
+    by_id, by_x = Order("id"), Order("x", ascending=False, nulls_first=False)
+    found = made(
+        rows, by_id, OverColumn("row", "row_number", pa.int32()), OverColumn("before", "lag", pa.int64(), "n", number=2),
+        OverColumn("running", "sum", pa.int64(), "n", ROWS), OverColumn("mean", "avg", pa.float64(), "x", WHOLE),
+        OverColumn("least", "min", pa.int64(), "n", ROWS),
+        OverColumn("last", "last_value", pa.float64(), "x", PEERS, ignores_nulls=True),
+    )  # fmt: skip
+    ranks = made(rows, by_x, OverColumn("rank", "rank", pa.int32()), OverColumn("dense", "dense_rank", pa.int32()))
+    expected = rows.to_pandas().set_index("id").sort_index()
+    groups = expected.groupby("k")
+    assert found["row"].tolist() == (groups.cumcount() + 1).tolist()
+    assert found["before"].fillna(-99).tolist() == groups["n"].shift(2).fillna(-99).tolist()
+    assert found["running"].tolist() == groups["n"].cumsum().tolist()
+    assert np.allclose(found["mean"], groups["x"].transform("mean"))
+    assert found["least"].tolist() == groups["n"].cummin().tolist()
+    assert found["last"].fillna(-99).tolist() == groups["x"].ffill().fillna(-99).tolist()
+    for name, method in (("rank", "min"), ("dense", "dense")):
+        assert (
+            ranks[name].tolist() == groups["x"].rank(method, ascending=False, na_option="bottom").astype(int).tolist()
+        )
+
+
+def test_a_sum_that_64_bits_do_not_have_is_an_error() -> None:
+    rows = pa.table({"id": [0, 1, 2], "k": ["a"] * 3, "n": [2**62, 2**62 - 1, 1]})
+    column = OverColumn("s", "sum", pa.int64(), "n", ROWS)
+    assert made(rows.slice(0, 2), Order("id"), column)["s"].tolist() == [2**62, 2**63 - 1]
+    with pytest.raises(OverflowError, match="a sum is 9223372036854775808, which is beyond 64 bits"):
+        made(rows, Order("id"), column)
+
+
+def test_rows_that_the_order_does_not_tell_apart_have_the_same_places_in_any_run() -> None:
+    function = OverPartition(("k",), (Order("x"),), (OverColumn("place", "row_number", pa.int32()),))
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "id bigint, k string, x double")
+    rows.per_key("placed", key=["k"], fn=function, schema="id bigint, x double, place int", version="1")
+    found: list[Any] = []
+    for seed, shards, epochs in ((0, 1, 1), (1, 3, 1), (2, 2, 4)):
+        given = np.random.default_rng(seed).permutation(24)
+        with FlowTester(flow, shards=shards) as tester:
+            for part in np.array_split(given, epochs):
+                tester.advance({"rows": [{"id": int(i), "k": "ab"[i % 2], "x": float(i % 3)} for i in part]})
+            found.append(sorted(map(repr, tester.read("placed").to_pylist())))
+    assert found[0] == found[1] == found[2]
