@@ -36,7 +36,7 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.stage_views import stage_views
 from nosync.lsm.store.timelines_view import TimelinesView
-from nosync.lsm.trace.change_feed import EXPIRE
+from nosync.lsm.trace.change_feed import EXPIRE, rows_left
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
@@ -62,18 +62,27 @@ class StoreReader:
         prefix: Mapping[str, Any] | None = None,
         branch: str = MAIN,
     ) -> pa.Table:
-        """Returns the state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
+        """Returns the state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key; of a stage
+        without a key the rows that came, less those that were taken back.
 
         `as_of` may be a time of the wall clock, too: see `epoch_as_of`. So it may wherever a store is read.
 
         Rows come shard by shard in stored order. `columns` selects columns; `prefix` gives values of the first key
-        columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
-        (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
+        columns; `shard` reads one of those that `parts` gives. Before the stage's first epoch the state is empty. Raises
+        UnknownStageError, NotAvailableError (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
         """
         as_of = self._as_of(as_of, branch)
         traces = [self._trace(view, as_of) for view in self._views(stage, as_of, shard, branch)]
         keep = _prefix_filter(prefix, traces[0], stage) if prefix else None
-        return self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep), columns)
+        table = self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep))
+        if _takes_back(table.schema):
+            if shard is not None:
+                raise InvalidInputError(
+                    f"stage {stage}: a row may be taken back in another shard than it came in, so it is read whole: leave "
+                    "shard= out"
+                )
+            table = rows_left(table)
+        return _select(table, columns, stage)
 
     def lookup(
         self,
@@ -168,7 +177,10 @@ class StoreReader:
         """Returns the columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
         as_of = self._as_of(as_of, branch)
         traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
-        return _select(self._unified(stage, traces).empty_table(), None, stage).schema
+        schema = self._unified(stage, traces)
+        if _takes_back(schema):
+            schema = schema.remove(schema.get_field_index(CHANGE_TYPE_COLUMN))
+        return _select(schema.empty_table(), None, stage).schema
 
     def key(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
         """Returns the key columns of a stage at an epoch (default: the last sealed one); none of a log."""
@@ -227,6 +239,13 @@ class StoreReader:
     def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
         """Returns the numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
         return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
+
+    def parts(self, stage: str, t: int, *, branch: str = MAIN) -> list[int | None]:
+        """Returns what to give `read` as `shard`, part by part, for all rows of a stage. [None]: it is read whole."""
+        views = self._views(stage, t, None, branch)
+        if _takes_back(self._unified(stage, [self._trace(view, t) for view in views])):
+            return [None]
+        return [*self.shards(stage, t, branch=branch)]
 
     def timeline_of(self, t: int, branch: str = MAIN) -> str | None:
         """Returns the timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is
@@ -302,12 +321,16 @@ class StoreReader:
         stage: str,
         traces: Sequence[Trace],
         read: Callable[[Trace], Sequence[pa.RecordBatch]],
-        columns: Sequence[str] | None,
     ) -> pa.Table:
         schema = self._unified(stage, traces)
         tables = [pa.Table.from_batches(read(trace), schema=trace.schema) for trace in traces]
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
-        return _select(table.select(schema.names), columns, stage)
+        return table.select(schema.names)
+
+
+def _takes_back(schema: pa.Schema) -> bool:
+    """Returns whether these are the columns of a log of changes: of a stage without a key whose input changes."""
+    return CHANGE_TYPE_COLUMN in schema.names
 
 
 def check_range(after: int, until: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
@@ -15,6 +16,7 @@ from nosync.lsm.columnar.columns import (
     keys_equal,
     take_batch,
 )
+from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.layers.merging import Rows, concat_batches
 from nosync.lsm.model.timestamp import ROUND_BITS
 
@@ -67,6 +69,19 @@ def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
     used = used[np.argsort(epochs[used], kind="stable")]
     values = concat_batches([rows.data, before.data], rows.data.schema) if n else rows.data
     return with_change_columns(take_batch(values, slot_rows[used]), slot_types[used], epochs[used])
+
+
+def rows_left(log: pa.Table) -> pa.Table:
+    """Returns the rows that are there after all that a log of changes says: those that came, less those that went. They have
+    the log's columns without `_change_type`, in the order in which they first came.
+    """
+    goes = pc.is_in(log.column(CHANGE_TYPE_COLUMN), value_set=pa.array([DELETE, UPDATE_BEFORE, EXPIRE]))
+    rows = log.drop_columns([CHANGE_TYPE_COLUMN])
+    if not rows.num_rows or not pc.any(goes).as_py():
+        return rows
+    first, net = net_counts(rows, np.where(goes.to_numpy(), -1, 1))
+    order = np.argsort(first)
+    return rows.take(pa.array(np.repeat(first[order], np.maximum(net[order], 0))))
 
 
 def with_change_columns(data: pa.RecordBatch, types: npt.NDArray[np.int8], epochs: npt.NDArray[np.int64]) -> pa.Table:

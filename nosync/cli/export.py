@@ -93,7 +93,7 @@ def _export(
     """Writes a stage shard by shard, so that no more than one is in memory. Returns the number of rows."""
     schema, rows = store.schema(stage, t, branch=branch), 0
     shown = flat(schema.empty_table()).schema if is_csv else schema
-    shards = store.shards(stage, t, branch=branch)
+    shards = store.parts(stage, t, branch=branch)
     with _whole_file(target, force=force) as temporary, _writer(temporary, stage, shown, is_csv=is_csv) as writer:
         for done, shard in enumerate(shards):
             progress(done, len(shards))

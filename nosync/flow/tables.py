@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.kernels.joins import content_hash, distinct
+from nosync.kernels.joins import distinct
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Indices, as_array
+from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE

@@ -32,7 +32,8 @@ from nosync.lsm.columnar.columns import (
     match_keys,
     order_by_key,
 )
-from nosync.lsm.columnar.hashing import U32, hash32, hash64
+from nosync.lsm.columnar.contents import content_hash
+from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE, Lookup
@@ -40,7 +41,6 @@ from nosync.lsm.trace.trace import Trace
 
 ROW_ID = ("__a", "__b")
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
-_NULL = -0x6F73_796E_6300_0000
 
 
 def arranged_schema(rows: pa.Schema, on: tuple[str, ...]) -> tuple[pa.Schema, tuple[str, ...]]:
@@ -169,25 +169,6 @@ def keyed_changes(
         dead = layer.batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
     ordered = arrange(gone, key, whose=whose, hashes=both[1]).batch.select(gone.column_names)
     return KeyedChanges(layer, Lookup(dead, ordered))
-
-
-def content_hash(rows: pa.Table) -> Indices:
-    """Returns a 64-bit hash of each row's contents. Nested columns are hashed by their text, row by row.
-
-    The hash passes over nulls, as Spark's does; so which columns are null is hashed as well.
-    """
-    columns = []
-    for column in rows.columns:
-        array = as_array(column)
-        if pa.types.is_nested(array.type):
-            array = pa.array([repr(value) for value in array.to_pylist()], pa.string())
-        columns.append(array)
-    if any(array.null_count for array in columns):
-        nothing = pa.scalar(None, pa.int64())
-        # Numbers that no column is likely to have, or a null before a 0 would be hashed as a 0 after it.
-        columns += [pc.if_else(pc.is_null(array), pa.scalar(_NULL + i), nothing) for i, array in enumerate(columns)]
-    hashes: Indices = hash64(columns).view(np.int64)  # contents are no keys
-    return hashes
 
 
 def _groups(rows: pa.Table, on: tuple[str, ...], hashes: U32, content: Indices) -> tuple[Indices, Indices]:

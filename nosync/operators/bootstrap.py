@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JoinOptions, PerKeyOptions
-from nosync.kernels.joins import content_hash
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
+from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
@@ -49,9 +49,7 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
     A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1
     or -1 for each row.
     """
-    contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
-    _, first, number = np.unique(contents, return_index=True, return_inverse=True)
-    net = np.bincount(number, weights.to_numpy(), minlength=len(first)).astype(np.int64)
+    first, net = net_counts(rows.drop_columns([CHANGE_TYPE_COLUMN]), weights.to_numpy())
     times = np.abs(net)
     left = rows.take(pa.array(np.repeat(first, times)))
     kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)

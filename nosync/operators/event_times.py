@@ -14,9 +14,9 @@ from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import FirstOptions, IntervalOptions
 from nosync.kernels.asof_joins import AsofSpec, asof_matches
 from nosync.kernels.interval_joins import PASSED_US, IntervalRows, Matches, SideRows, matches
-from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, order_by_key
+from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.trace.trace import Trace

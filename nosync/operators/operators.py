@@ -19,7 +19,7 @@ from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.kernels.forgetting_joins import join_changes_kept
 from nosync.kernels.groups import Groups
-from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
+from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, join_changes
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     Indices,
@@ -32,6 +32,7 @@ from nosync.lsm.columnar.columns import (
     take,
     take_batch,
 )
+from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash64
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId

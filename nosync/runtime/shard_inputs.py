@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from nosync.flow.bound_stage import BoundStage, InputEdge
 from nosync.flow.event_time import MOST_INPUTS, with_input
 from nosync.flow.internal_columns import REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import NO_WATERMARK
 from nosync.lsm.columnar.columns import conformed
+from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.model.layer import Shard
 from nosync.operators.canonical import hashed
 from nosync.operators.operators import lone_updates_named

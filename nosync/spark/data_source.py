@@ -191,7 +191,8 @@ def _is_true(options: dict[str, str], name: str) -> bool:
 class ShardPartition(ds.InputPartition):
     """Stands for one shard at an epoch, or for its changes over a range of epochs."""
 
-    def __init__(self, shard: int, after: int, until: int) -> None:
+    def __init__(self, shard: int | None, after: int, until: int) -> None:
+        """`shard`: None for all of them."""
         super().__init__(shard)
         self.shard, self.after, self.until = shard, after, until
 
@@ -235,9 +236,8 @@ def _with_change_columns(schema: pa.Schema) -> pa.Schema:
 
 def _partitions(options: Options, after: int, until: int) -> list[ShardPartition]:
     with options.open() as store:
-        return [
-            ShardPartition(shard, after, until) for shard in store.shards(options.stage, until, branch=options.branch)
-        ]
+        parts = store.shards if options.change_feed else store.parts
+        return [ShardPartition(shard, after, until) for shard in parts(options.stage, until, branch=options.branch)]
 
 
 def _read(

@@ -52,8 +52,6 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opening import open_store
 from nosync.lsm.trace.change_feed import INSERT
-from nosync.operators.base import weights_of
-from nosync.operators.bootstrap import net_changes
 from nosync.runtime.epoch_plan import EpochPlan
 from nosync.runtime.local_part import run_epoch
 from nosync.testing import determinism
@@ -119,10 +117,7 @@ class FlowTester:
         """Returns the state of a stage as of an epoch (default: the last one), its rows in order of their columns."""
         t = self._sealed(as_of)
         below, steps = self._recorded(stage)
-        rows = self._store.read(below.name, t)
-        if below.changing and not below.keyed:
-            rows = net_changes(rows, weights_of(rows)) if rows.num_rows else rows
-        rows = rows.select(below.output.names)
+        rows = self._store.read(below.name, t).select(below.output.names)
         for one in steps:
             rows = _applied(one, rows)
         return _ordered(rows)
