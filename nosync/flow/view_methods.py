@@ -49,7 +49,7 @@ class DeclaresViews:
             raise FlowError(
                 f"view {name}: the query is {query!r}, expected SQL text; view() takes a function of DataFrames"
             )
-        return self._view(View(name, query), spark)
+        return self.declare_view(View(name, query), spark)
 
     def view(self, name: str, query: Callable[[Mapping[str, Any]], Any], *, spark: Any = None) -> Stage:
         """Declares a view as a function of DataFrames by the names of stages: `flow.view("late", lambda t:
@@ -57,14 +57,15 @@ class DeclaresViews:
         """
         if not callable(query):
             raise FlowError(f"view {name}: {query!r} is no function of DataFrames; sql() takes text")
-        return self._view(View(name, query), spark)
+        return self.declare_view(View(name, query), spark)
 
     @property
     def views(self) -> Mapping[str, View]:
         """Returns the views that were declared, by name."""
         return self._views
 
-    def _view(self, view: View, spark: Any) -> Stage:
+    def declare_view(self, view: View, spark: Any = None) -> Stage:
+        """Declares a view as `sql` and `view` do."""
         check_name(view.name, "view name")
         if view.name in self._stages:
             raise FlowError(f"dataflow {self.name}: two stages are named {view.name!r}; give each its own name")
@@ -93,7 +94,7 @@ class DeclaresViews:
         for stage in self.stages:
             if stage.name in self._views:
                 view = self._views[stage.name]
-                copy._view(view.with_query(queries.get(stage.name, view.query)), spark)
+                copy.declare_view(view.with_query(queries.get(stage.name, view.query)), spark)
             elif stage.name not in inside:
                 copy._known |= copy._learned(replace(stage, flow=copy))
                 copy._stages[stage.name] = replace(stage, flow=copy)

@@ -33,6 +33,8 @@ class View:
     """The stages, views included, that it reads."""
     stages: tuple[str, ...] = ()
     """The stages that it is made of, the last one under its own name. Others are shared with views that have the same part."""
+    goes_on: bool = False
+    """Whether with another query it goes on from what it has, as stages do, and does not begin anew, as views do."""
     notes: tuple[str, ...] = ()
     """What whoever runs it should know."""
 

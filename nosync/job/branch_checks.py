@@ -47,7 +47,7 @@ def difference(
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
-    of_views = {name for view in declared.views.values() for name in view.stages}
+    of_views = {name for view in declared.views.values() if not view.goes_on for name in view.stages}
     anew = stages_to_bootstrap(flow, changed, own, known, of_views)
     _check_rows_are_kept(flow, anew, declared)
     _check_states_fit(flow, changed, anew, traces, directory)
@@ -136,7 +136,7 @@ def stages_to_bootstrap(
         because = next((anew[name] for name in stage.inputs if name in anew), None)
         is_new = stage.name not in known
         if because is None and (declared in own or is_new):
-            of_view = is_new and declared in of_views
+            of_view = declared in of_views
             because = declared if of_view or _begins(flow, stage, is_new=is_new) else None
         if because is None:
             continue
@@ -217,6 +217,18 @@ def _check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataf
                 f"are released when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
                 "its own, with backfill()"
             )
+
+
+def check_sources_are_there(flow: BoundFlow, t: int, recorded: Collection[str]) -> None:
+    """Raises FlowError where a source has no rows at an epoch that a branch would fork at: an upgrade added it later, or it
+    is new. What is replayed are recorded inputs.
+    """
+    missing = next((stage.name for stage in flow.sources if stage.name not in recorded), None)
+    if missing is not None:
+        raise FlowError(
+            f"cannot branch at {t}: source {missing} is not recorded there, and a branch replays recorded inputs. Branch at an "
+            "epoch that has it"
+        )
 
 
 def check_same_sources(before: Dataflow, after: Dataflow) -> None:

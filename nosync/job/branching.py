@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nosync.flow.dataflow import Dataflow
-from nosync.job.branch_checks import check_same_sources, difference
+from nosync.job.branch_checks import check_same_sources, check_sources_are_there, difference
 from nosync.job.delivery import Delivery, check_sinks
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
@@ -72,6 +72,7 @@ class Branching:
         assert manifest is not None, "it is sealed"
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
         now = self._versions.flow
+        check_sources_are_there(now, t, traces)
         bound = self._versions.bound(flow, {stage.name: traces[stage.name].fingerprint for stage in now.sources})
         both = [name for name in touched if name in bound.stages and name in now.stages]
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]

@@ -17,14 +17,15 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import TIMED_UPDATE, declared_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import UPDATE
-from nosync.job.branch_checks import changed_stages, difference, recorded_schema
+from nosync.job.branch_checks import changed_stages, check_sources_are_there, difference, recorded_schema
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
-from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import TraceId
+from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.notebook import facts_html
 from nosync.lsm.store.store import Store
 
@@ -91,8 +92,10 @@ class Upgrade:
         analyze: Analyze,
         keep_as: str | None = None,
         before: Dataflow | None = None,
+        at: int | None = None,
     ) -> None:
-        """`before`: the code before, where that is there.
+        """`before`: the code before, where that is there. `at`: a sealed epoch to fork at, for `branch_off`, in the place of
+        the last one.
 
         Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
         if position.branch != MAIN:
@@ -102,13 +105,14 @@ class Upgrade:
         self._declared, self._before = declared, before
         self._store, self._position = store, position
         self._versions = FlowVersions(declared, store.node, position, parse_ddl, analyze, check=False)
+        self._at = at
         self._changed: list[str] = []
         self._anew: list[str] = []
         self.plan: UpgradePlan | None = self._planned(keep_as)
         """What is to be done. None: there is no epoch yet, so any code will do."""
 
     def _planned(self, keep_as: str | None) -> UpgradePlan | None:
-        last = self._position.last_sealed()
+        last = self._position.last_sealed() if self._at is None else Epoch(self._at)
         manifest = None if last is None else self._position.manifest(last)
         if last is None or manifest is None:
             return None
@@ -163,10 +167,7 @@ class Upgrade:
         now = {stage.name: stage.schema for stage in self._versions.flow.sources}
         for name, schema in now.items():
             if name not in traces:
-                raise FlowError(
-                    f"source {name} is new: an upgrade has the sources that are recorded. Give its rows to a store of "
-                    "their own, or unite them with those of a source that is there"
-                )
+                continue  # it is new: the epochs before had no rows of it
             _, before = recorded_schema(traces[name], self._store.directory)
             for field in before:
                 if schema.get_field_index(field.name) < 0:
@@ -201,6 +202,28 @@ class Upgrade:
             if _MEANWHILE in node.timelines.refs.names:
                 node.delete_branch(_MEANWHILE)
             raise
+
+    def branch_off(self, name: str) -> None:
+        """Makes a branch with the new code, and leaves main as it is. The epochs after the fork are to be replayed there.
+
+        The same call again changes nothing. Raises CompactedError where the epoch is below `since`, InvalidInputError for a
+        name in use.
+        """
+        assert self.plan is not None, "there is an epoch"
+        at, timelines = self.plan.at, self._store.node.timelines
+        if at < self._store.since():
+            raise CompactedError(
+                f"cannot branch at {at}: the history before {self._store.since()} was merged away. Keep more with retain=, or "
+                "hold a point with pin()"
+            )
+        manifest = self._position.manifest(at)
+        check_sources_are_there(
+            self._versions.flow, at, {e.id.trace.stage for e in manifest.entries} if manifest else set()
+        )
+        known = timelines.timeline(name) if name in timelines.refs.names else None
+        wanted = (timelines.timeline(MAIN).id, at, {*self._changed}, {*self._anew})
+        if known is None or (known.parent, known.at, {*known.changed}, {*known.anew}) != wanted:
+            self._store.node.create_branch(name, MAIN, at, self._changed, self._anew)
 
 
 def _fingerprint(flow: BoundFlow, name: str) -> str | None:

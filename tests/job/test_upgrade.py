@@ -223,13 +223,46 @@ def test_what_cannot_go_on_is_refused_and_nothing_changed(spark: SparkSession, o
     )
     with pytest.raises(nosync.SchemaError, match="stage made: its column 'n' was int64 and is now string"):
         job.upgrade(typed)
-    new = flow_of()
-    new.source("more", "k string")
-    with pytest.raises(nosync.FlowError, match="source more is new: an upgrade has the sources that are recorded"):
-        job.upgrade(new)
     assert store.node.timelines.refs.names.keys() == {"main"}
     give(job, 1, [("a", 1)])
     assert state(job, "totals") == {("a", 2, 4)}
+
+
+def test_a_source_is_added_and_has_no_rows_before(spark: SparkSession, open_store: OpenStore) -> None:
+    """Read as of epochs before, branched after and not before it, lost and recovered."""
+    new = flow_of()
+    more = new.source("more", "k string, place string")
+    new["rows"].join("placed", more, on=["k"])
+    store = open_store()
+    job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 1)])
+    plan = job.upgrade(new)
+    assert plan is not None
+    assert set(plan.new) == {"more", "placed"}
+    for t in (1, 2):
+        rows = {"rows": [("a", t), ("b", 7)], "more": [("a", f"place {t}")]}
+        schemas = {"rows": "k string, n bigint", "more": "k string, place string"}
+        job.advance(t, {name: spark.createDataFrame(rows[name], schemas[name]) for name in rows})
+    assert state(job, "more", 0) == state(job, "placed", 0) == set()
+    assert state(job, "more", 1) == {("a", "place 1")}
+    expected = {("a", n, f"place {t}") for n in (1, 2) for t in (1, 2)}
+    assert state(job, "placed") == expected, "new stages begin with the epoch after"
+    with pytest.raises(nosync.FlowError, match="cannot branch at 0: source more is not recorded there"):
+        job.branch("early", at=0, replace={"made": triple})
+    branch = job.branch("late", at=1, replace={"made": triple})
+    branch.replay()
+    assert state(branch, "placed") == expected
+    assert state(branch, "totals") == {("a", 3, 2 + 2 + 6), ("b", 2, 14 + 21)}
+    store.close()
+    for path in (store.directory.root / "layers").rglob("*.layer"):
+        if path.relative_to(store.directory.root).parts[1] not in ("more", "rows"):
+            path.unlink()
+    again = nosync.Job(new, open_store(), spark=spark, shards=SHARDS)
+    report = again.recover()
+    assert report.recomputed
+    assert not report.unrecoverable
+    assert state(again, "placed") == expected
+    assert state(again, "totals") == {("a", 3, 8), ("b", 2, 28)}
 
 
 def fails_on_13(rows: pa.Table) -> pa.Table:

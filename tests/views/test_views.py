@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import nosync
+from nosync.cli import main
 from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
 
@@ -302,3 +305,73 @@ def test_temporary_views_of_the_session_stay_what_they_were(spark: SparkSession)
         assert not {row.tableName for row in spark.sql("SHOW TABLES").collect()} & {"people", "clicks", "totals"}
     finally:
         spark.catalog.dropTempView("orders")
+
+
+def test_whoever_reads_the_store_gets_the_rows_of_a_view_and_not_its_changes(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    inputs, store = Inputs(11), open_store()
+    flow = declared(spark, joined="SELECT id, price, city FROM orders JOIN people ON item = city WHERE price > 1")
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    for t in range(6):
+        if t == 3:
+            job.rescale(2)  # a row may be taken back in another shard than it came in
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    kinds = set(store.changes("joined", -1, 5)["_change_type"].to_pylist())
+    assert "delete" in kinds, "the test is of rows that go"
+    for t in (2, 5):
+        expected = Counter(tuple(row) for row in job.read("joined", as_of=t).collect())
+        assert expected
+        of_store = store.read("joined", t)
+        assert of_store.schema == store.schema("joined", t)
+        assert Counter(zip(*of_store.to_pydict().values(), strict=True)) == expected
+        names = nosync.views(spark, store, t, prefix="seen_")
+        assert Counter(tuple(row) for row in spark.sql("SELECT * FROM seen_joined").collect()) == expected
+        for name in names.values():
+            spark.catalog.dropTempView(name.strip("`"))
+        target = tmp_path / f"{t}.parquet"
+        assert main_code(["export", store.source_path, "joined", str(target), "--as-of", str(t)]) == 0
+        assert Counter(zip(*pq.read_table(target).to_pydict().values(), strict=True)) == expected
+    with pytest.raises(nosync.InvalidInputError, match="read whole"):
+        store.read("joined", shard=0)
+
+
+def main_code(words: list[str]) -> int:
+    try:
+        main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("how", ["upgrade", "new job", "branch"])
+def test_a_changed_view_over_rows_that_only_come_begins_anew(
+    spark: SparkSession, open_store: OpenStore, how: str
+) -> None:
+    """The stage that filters is another one, is not recorded, and takes no rows back: the view begins anew all the same."""
+    text = "SELECT k, sum(n) AS total, count(*) AS times FROM rows WHERE n > {} GROUP BY k"
+
+    def flow_of(least: int) -> nosync.Dataflow:
+        flow = nosync.Dataflow("plain")
+        flow.source("rows", "k string, n int")
+        flow.sql("totals", text.format(least), spark=spark)
+        return flow
+
+    store = open_store()
+    job = nosync.Job(flow_of(0), store, spark=spark, shards=2)
+    for t in range(3):
+        job.advance(t, {"rows": spark.createDataFrame([("a", t), ("b", 5)], "k string, n int")})
+    if how == "branch":
+        job = job.branch("other", views={"totals": text.format(2)})
+        job.replay()
+    elif how == "upgrade":
+        plan = job.upgrade(flow_of(2))
+        assert plan is not None
+        assert plan.begins_anew == ("totals",)
+    else:
+        job = nosync.Job(flow_of(2), store, spark=spark, shards=2, upgrade=True)
+    if how != "branch":
+        job.advance(3, {"rows": spark.createDataFrame([("a", 4)], "k string, n int")})
+    expected = {("b", 15, 3)} if how == "branch" else {("b", 15, 3), ("a", 4, 1)}
+    assert {tuple(row) for row in job.read("totals").collect()} == expected
+    assert job.verify_view("totals").is_equal
