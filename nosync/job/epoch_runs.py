@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.job.delivery import Delivery
@@ -18,7 +18,7 @@ from nosync.job.position import Position
 from nosync.job.recovery import Recovery
 from nosync.job.reports import EpochReport, RecoveryReport, epoch_report
 from nosync.job.sealing import Sealing
-from nosync.job.stream_checks import check_batch, check_stream, streamed_from
+from nosync.job.stream_checks import BATCHES, STREAMS_FROM, batches_of, check_batch, check_stream, streamed_from
 from nosync.lsm.errors import DeterminismError, NodeLostError, NosyncError, OutOfOrderError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import lost_begin
@@ -68,8 +68,8 @@ class EpochRuns:
         self._runner, self._kept = runner, kept
         self._check_inputs, self._recoveries = check_inputs, recoveries
 
-    def advance(self, t: int, inputs: Mapping[str, DataFrame], streams_from: int | None = None) -> EpochReport:
-        """Runs the next epoch, and seals it. `streams_from`: the first epoch of the stream that its rows came by."""
+    def advance(self, t: int, inputs: Mapping[str, DataFrame], came_by: Mapping[str, Any] | None = None) -> EpochReport:
+        """Runs the next epoch, and seals it. `came_by`: how its rows came, which the manifest says."""
         started = time.perf_counter()
         self._position.check_open()
         self._check_next(t)
@@ -78,7 +78,7 @@ class EpochRuns:
         flow = newest if self._position.manifest(t) is None else self._versions.at(t)
         self._kept.keep(t, lambda: checked)
         reports = self._run(flow, t, checked)
-        self.finish(flow, t, reports, streams_from)
+        self.finish(flow, t, reports, came_by)
         seconds = time.perf_counter() - started
         return epoch_report(t, reports, newest, seconds, self._position.sealed_at(t))
 
@@ -96,7 +96,20 @@ class EpochRuns:
         """Runs the epoch that a batch of a stream is. `first`: the epoch of the stream's first batch."""
         t = first + batch
         check_batch(batch, t, self._position.last_sealed())
-        return self.advance(t, rows, first)
+        return self.advance(t, rows, {STREAMS_FROM: first})
+
+    def last_batches(self) -> Mapping[str, int]:
+        """Returns the last batch of each query that `advance_query` sealed."""
+        last = self._position.last_sealed()
+        return {} if last is None else batches_of(self._versions.manifest(last))
+
+    def advance_query(self, query: str, batch: int, rows: Mapping[str, DataFrame]) -> EpochReport | None:
+        """Runs the next epoch on a batch of one query of several. None: that batch, or a later one, is sealed."""
+        self._position.check_open()
+        if batch <= self.last_batches().get(query, -1):
+            return None
+        last = self._position.last_sealed()
+        return self.advance(0 if last is None else last + 1, rows, {BATCHES: {query: batch}})
 
     def _check_next(self, t: int) -> None:
         """Raises OutOfOrderError unless an epoch is the next one, or sealed. The first epoch of a store may be any."""
@@ -113,9 +126,9 @@ class EpochRuns:
                 )
         self._node.check_sealable(t, branch)  # before anything runs
 
-    def finish(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
+    def finish(self, flow: BoundFlow, t: int, reports: Reports, came_by: Mapping[str, Any] | None = None) -> None:
         """Seals an epoch that ran, and gives its changes to the sinks."""
-        self._sealing.seal(flow, t, reports, streams_from)
+        self._sealing.seal(flow, t, reports, came_by)
         self._delivery.deliver(t)
         self._kept.release()
 

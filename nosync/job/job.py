@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nosync.flow.dataflow import Dataflow
@@ -24,6 +23,7 @@ from nosync.job.delivery import Delivery
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.epoch_runs import EpochRuns
 from nosync.job.flow_versions import FlowVersions
+from nosync.job.job_streams import JobStreams
 from nosync.job.job_views import JobViews
 from nosync.job.kept_inputs import KeptInputs
 from nosync.job.position import Position, location_of
@@ -34,7 +34,6 @@ from nosync.job.replay import Progress, Replay, ReplayPlan, ReplayPlanner, Repla
 from nosync.job.reports import EpochReport, RecoveryReport
 from nosync.job.sealing import Sealing
 from nosync.job.sinks import Sink
-from nosync.job.stream_checks import check_trigger
 from nosync.job.upgrade import Upgrade, UpgradePlan
 from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.manifests.branches import MAIN
@@ -43,14 +42,13 @@ from nosync.lsm.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.spark.epoch_inputs import EpochOf
 
 InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
 
-class Job(JobViews):
+class Job(JobViews, JobStreams):
     """Runs a dataflow over a store. One job at a time runs on a branch of a store. `sinks`: where changes go, by stage.
 
     `shards` may differ from what the store was written with: from the next epoch on there are so many, over the same
@@ -160,35 +158,6 @@ class Job(JobViews):
         given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
         with self._turn:
             return self._backfill.run(given, max_gap, progress)
-
-    def stream(
-        self,
-        inputs: Mapping[str, DataFrame],
-        *,
-        checkpoint: str | Path,
-        trigger: Mapping[str, Any] | None = None,
-        name: str | None = None,
-        first: int = 0,
-    ) -> StreamingQuery:
-        """Runs the flow under Structured Streaming: each micro-batch is one epoch, numbered `first` plus the batch id.
-
-        `inputs`: one streaming DataFrame per source. `checkpoint`: where Spark keeps the offsets; start again with the
-        same one to go on, after any failure. `trigger`: as for writeStream.trigger, such as `{"availableNow": True}`.
-        `first`: the epoch of the checkpoint's first batch, such as the one after a backfill; the same at each start.
-        The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
-        """
-        from nosync.spark.structured_streaming import last_batch, start_stream  # noqa: PLC0415
-
-        check_trigger(trigger)
-        checked = self._check_inputs(inputs)
-        self._epochs.check_stream(checkpoint, first, lambda: last_batch(self._spark, checkpoint))
-        run_batch = partial(self._run_batch, first)
-        return start_stream(run_batch, checked, checkpoint, trigger or {}, name or f"nosync-{self.flow.name}")
-
-    def _run_batch(self, first: int, batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
-        """Runs a batch of a stream, on the code and the shards that the job has by then."""
-        with self._turn:
-            return self._epochs.advance_batch(first, batch, rows)
 
     def rescale(self, shards: int) -> None:
         """Lets the next epoch, and those after it, have another number of shards. Nothing is rewritten.

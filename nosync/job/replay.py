@@ -12,7 +12,7 @@ from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.sealing import Sealing
-from nosync.job.stream_checks import streamed_from
+from nosync.job.stream_checks import came_by
 from nosync.lsm.errors import FlowError, NotAvailableError
 from nosync.lsm.manifests.input_policy import policies
 from nosync.lsm.manifests.manifest import DROP, Manifest
@@ -172,7 +172,7 @@ class Replay:
         branch, instance = self._position.branch, self._position.instance
         for one, reports in self._runner.run_all(epochs, lambda _: {}, branch, instance, everything=True):
             t = one.step.t
-            self._sealing.seal(one.flow, t, reports, streamed_from(self._versions.manifest(t)))
+            self._sealing.seal(one.flow, t, reports, came_by(self._versions.manifest(t)))
             ran = sum(report.computed for report in reports.values())
             computed += ran
             shared += len(one.flow.recorded) * one.shards - ran

@@ -12,7 +12,7 @@ from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.meanings import meanings_to_record
 from nosync.job.position import Position
-from nosync.job.stream_checks import STREAMS_FROM
+from nosync.job.stream_checks import BATCHES, batches_of
 from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, WAITS_FOR_REMOTE, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
@@ -30,8 +30,8 @@ class Sealing:
     def __init__(self, node: StoreBackend, position: Position, versions: FlowVersions, layout: EpochLayout) -> None:
         self._node, self._position, self._versions, self._layout = node, position, versions, layout
 
-    def seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
-        """Seals an epoch that ran. `streams_from`: the first epoch of the stream that its rows came by."""
+    def seal(self, flow: BoundFlow, t: int, reports: Reports, came_by: Mapping[str, Any] | None = None) -> None:
+        """Seals an epoch that ran. `came_by`: how its rows came, for the manifest, as `stream_checks.came_by` has it."""
         self._position.check_open()
         self._position.check_fence()
         meta: dict[str, Any] = {
@@ -41,8 +41,10 @@ class Sealing:
             SUMS: {name: list(columns) for name, columns in flow.sums.items()},
         }
         meta |= meanings_to_record(flow)
-        if streams_from is not None:
-            meta[STREAMS_FROM] = streams_from
+        meta |= came_by or {}
+        known = batches_of(self._position.manifest(t - 1)) if t > 0 else {}
+        if known:  # each manifest has the last batch of every query
+            meta[BATCHES] = {**known, **meta.get(BATCHES, {})}
         declared = self._versions.declared
         release = {stage.name: stage.at_safe_point for stage in declared.sources if stage.at_safe_point != KEEP}
         if release:

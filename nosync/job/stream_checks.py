@@ -4,17 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.manifests.manifest import Manifest
 
 STREAMS_FROM = "streams_from"
 """The key, in a manifest of a stream, of the epoch of its checkpoint's first batch."""
+BATCHES = "batches"
+"""The key, in a manifest, of the last batch of each query, where several fill a store by turns."""
 
 
 def streamed_from(manifest: Manifest | None) -> int | None:
     """Returns the epoch of the first batch of the stream that an epoch came by; None where it came by none."""
     return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
+
+
+def batches_of(manifest: Manifest | None) -> dict[str, int]:
+    """Returns the last batch of each query that a store's epochs came by, up to this one."""
+    return dict(manifest.meta.get(BATCHES, {})) if manifest is not None else {}
+
+
+def came_by(manifest: Manifest | None) -> dict[str, Any]:
+    """Returns what a manifest says of how its rows came."""
+    return {key: manifest.meta[key] for key in (STREAMS_FROM, BATCHES) if key in manifest.meta} if manifest else {}
+
+
+def check_query(
+    query: str, checkpoint: str | Path, sealed: int | None, begun: int | None, committed: int | None
+) -> None:
+    """Raises FlowError where a checkpoint is not that of the query whose batches the store has.
+
+    `sealed`: the last batch that the store has; `begun` and `committed`: the last that the checkpoint says this of. A
+    batch is begun, sealed by the store, and committed, in this order.
+    """
+    if sealed is not None and (begun is None or begun < sealed):
+        raise FlowError(
+            f"the store has batch {sealed} of {query}, and {checkpoint} "
+            f"{'has none' if begun is None else f'only batches up to {begun}'}: rows would come twice. Use the checkpoint "
+            "that this store was filled with, or a new store"
+        )
+    if committed is not None and committed > (-1 if sealed is None else sealed):
+        raise FlowError(
+            f"{checkpoint} has batches of {query} up to {committed}, and the store "
+            f"{'has none' if sealed is None else f'has them up to {sealed}'}: it was rewound, or is another one, and Spark "
+            "gives a query no batch again that was committed. Use the store, or the checkpoint, that belongs to it"
+        )
 
 
 def check_trigger(trigger: object) -> None:

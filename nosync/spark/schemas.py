@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     CharType,
@@ -149,6 +149,17 @@ def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
                 f"source {shown} has no input: pass {{{shown!r}: dataframe}} (an empty one for no rows)"
             )
     return {name: check_input(sources[name], frame) for name, frame in given.items()}
+
+
+def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
+    """Returns inputs with DataFrames of no rows for the sources of a flow that are not given."""
+    if not isinstance(given, Mapping):
+        return given  # which is told as for all inputs
+    found = dict(given)
+    for stage in flow.sources:
+        if stage.name not in given and stage.table not in given:
+            found[stage.name] = spark.createDataFrame([], from_arrow_schema(stage.schema))
+    return found
 
 
 def _with_change_type(frame: Any) -> Any:

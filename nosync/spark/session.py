@@ -44,10 +44,15 @@ _OF_EXPRESSIONS = {
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
-def local_session(cores: int | None = None, app: str = "nosync", log: Path | None = None) -> SparkSession:
+def local_session(
+    cores: int | None = None,
+    app: str = "nosync",
+    log: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
     """Returns a SparkSession on this machine (`local[cores]`, all by default) with settings that suit nosync.
 
-    `log` is where the JVM's own messages go, instead of standard error.
+    `log` is where the JVM's own messages go, instead of standard error. `settings`: Spark's, beside those.
     """
     check_java()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -61,7 +66,7 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
     )
-    for name, value in session_settings().items():
+    for name, value in {**session_settings(), **(settings or {})}.items():
         builder = builder.config(name, value)
     with _standard_error_to(log):
         return configure_spark(builder).getOrCreate()

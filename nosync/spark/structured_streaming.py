@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.spark.errors import reason_of
 from nosync.spark.expressions import quoted
 
 _SOURCE = "the source"
@@ -61,17 +62,17 @@ class EpochsQuery(StreamingQuery):
             raise self._failures[-1] from None
 
 
-def last_batch(spark: SparkSession, checkpoint: str | Path) -> int | None:
-    """Returns the last batch of a checkpoint that was committed. None where there is no checkpoint, or one that saw no
-    rows or died in its first batch, which is as good as new.
+def last_batch(spark: SparkSession, checkpoint: str | Path, log: str = "commits") -> int | None:
+    """Returns the last batch of a checkpoint that was committed; with `log="offsets"` the last that was begun. None where
+    there is no checkpoint, or one that saw no rows or died in its first batch, which is as good as new.
 
     It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
     """
     try:
         jvm: Any = spark._jvm
-        commits = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/commits")
-        files = commits.getFileSystem(spark._jsc.hadoopConfiguration())
-        names = [one.getPath().getName() for one in files.listStatus(commits)] if files.exists(commits) else []
+        path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/{log}")
+        files = path.getFileSystem(spark._jsc.hadoopConfiguration())
+        names = [one.getPath().getName() for one in files.listStatus(path)] if files.exists(path) else []
         return max((int(name) for name in names if name.isdigit()), default=None)
     except Py4JJavaError as error:
         raise InvalidInputError(f"cannot look for {checkpoint}: {error.java_exception.getMessage()}") from None
@@ -109,6 +110,30 @@ def start_stream(
                 f"trigger {dict(trigger)!r} is none that writeStream.trigger() knows: {error}"
             ) from None
     return EpochsQuery(writer.foreachBatch(run_batch).start(), failures)
+
+
+def run_available(
+    run_batch: Callable[[DataFrame, int], object], rows: DataFrame, checkpoint: str | Path, name: str
+) -> None:
+    """Gives what a stream has by now to `run_batch(rows, batch id)`, batch by batch. Returns when all has come.
+
+    Raises the error of nosync that a batch raised, and NosyncError where Spark's query fails.
+    """
+    failures: list[NosyncError] = []
+
+    def given(batch: DataFrame, batch_id: int) -> None:
+        try:
+            run_batch(batch, batch_id)
+        except NosyncError as error:
+            failures.append(error)
+            raise
+
+    try:
+        writer = rows.writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).foreachBatch(given).start()
+        EpochsQuery(query, failures).awaitTermination()
+    except PySparkException as error:
+        raise NosyncError(f"{name}: its stream failed: {reason_of(str(error))}") from error
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:

@@ -380,3 +380,49 @@ def test_a_stream_does_not_go_on_over_a_store_that_was_rewound(
             run_stream(job, spark, tmp_path)
         job.rewind(0)
         assert store.last_sealed() == 0
+
+
+def test_several_queries_fill_a_job_by_turns_and_none_of_their_batches_twice(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("two")
+    flow.source("words", SCHEMA).aggregate("totals", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    flow.source("people", "name string").aggregate("names", key=[], n=nosync.count())
+    store = open_store(retain=100)
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+
+    def words(*rows: tuple[str, int]) -> dict[str, DataFrame]:
+        return {"words": spark.createDataFrame(list(rows), SCHEMA)}
+
+    people = {"people": spark.createDataFrame([("ann",), ("bob",)], "name string")}
+    first = job.advance_batch("w", 0, words(("a", 1)))
+    assert first is not None
+    assert first.t == 0
+    assert job.advance_batch("p", 0, people) is not None
+    assert job.advance_batch("w", 0, words(("a", 1))) is None, "Spark gives it again after a failure"
+    job.advance(2, {**words(("b", 5)), "people": people["people"].limit(0)})  # what comes otherwise forgets no query
+    assert job.advance_batch("p", 0, people) is None
+    assert job.advance_batch("w", 4, words(("a", 2))) is not None, "batches without rows may be left out"
+    assert totals(job) == {"a": (2, 3), "b": (1, 5)}
+    assert [tuple(row) for row in job.read("names").collect()] == [(2,)]
+
+    branch = job.branch("more", at=1, add=lambda f: f["words"].aggregate("count", key=[], n=nosync.count()))
+    branch.replay()
+    assert branch.advance_batch("w", 4, words(("a", 2))) is None, "a branch has the batches that it replayed"
+    job.rewind(1)
+    again = job.advance_batch("w", 4, words(("a", 9)))
+    assert again is not None
+    assert again.t == 2
+    assert totals(job) == {"a": (2, 10)}
+    store.close()
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    assert job.advance_batch("w", 4, words(("a", 9))) is None, "the store says it, not the job"
+    for query, batch, said in [("", 0, "query is ''"), ("w", -1, "batch is -1"), ("w", True, "batch is True")]:
+        with pytest.raises(nosync.InvalidInputError, match=said):
+            job.advance_batch(query, batch, people)
+    with pytest.raises(nosync.InvalidInputError, match="'poeple' is not a source"):
+        job.advance_batch("p", 1, {"poeple": people["people"]})
+
+
+def totals(job: nosync.Job) -> dict[str, tuple[int, int]]:
+    return {row["word"]: (row["n"], row["total"]) for row in job.read("totals").collect()}

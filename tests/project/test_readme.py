@@ -64,11 +64,13 @@ def test_the_streaming_page(
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
     # The JVM of the test session was started in another directory.
     names = ("in/", "checkpoint/", "state/", "other-checkpoint/", "other-state/")
-    run_page("streaming.md", 7, {f'"{name}"': repr(str(tmp_path / name)) for name in names})
+    paths = {f'"{name}"': repr(str(tmp_path / name)) for name in names}
+    run_page("streaming.md", 8, paths | {'f"two-': f'f"{tmp_path}/two-'})
     printed = capsys.readouterr().out
     assert "backfill: 2 epochs, 0 to 1, 3 rows in" in printed
     assert "|     ann|     1|    3|" in printed
     assert printed.count("insert") == 2
+    assert "|     bob|     1|" in printed
     assert (tmp_path / "out" / "epoch=0").is_dir()
     assert (tmp_path / "orders-table" / "_delta_log").is_dir()
     with sqlite3.connect(tmp_path / "shop.db") as shop:

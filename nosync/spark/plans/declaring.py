@@ -40,16 +40,14 @@ class _Asked:
     analyzer: Analyzer
 
 
-def declare(flow: Dataflow, view: View, spark: SparkSession | None) -> View:
+def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) -> View:
     """Adds the stages of a view to a flow. Returns the view as it is made.
 
-    Raises FlowError or SchemaError where its query cannot be read, or not be kept up to date.
+    It is read by a session, or by a planner whose session is used for many views. Raises FlowError or SchemaError where
+    its query cannot be read, or not be kept up to date.
     """
-    spark = spark or SparkSession.getActiveSession()
-    if spark is None:
-        raise NoSessionError(f"view {view.name}: {_NO_SESSION}")
-    check_session(spark)
-    planner = Planner(spark)
+    planner = spark if isinstance(spark, Planner) else _planner(view.name, spark)
+    spark = planner.spark
     inputs = _inputs(flow, planner, spark)
     analyzed = planner.analyze(view.name, view.query, inputs)
     names = [name for _, name, _ in analyzed.columns]
@@ -68,6 +66,14 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | None) -> View:
     _bound(flow, spark, view.name, made)
     columns = tuple((name, str(type_.sql())) for _, name, type_ in analyzed.columns)
     return replace(view, columns=columns, inputs=tuple(translator.used), stages=made, notes=tuple(translator.notes))
+
+
+def _planner(view: str, spark: SparkSession | None) -> Planner:
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise NoSessionError(f"view {view}: {_NO_SESSION}")
+    check_session(spark)
+    return Planner(spark)
 
 
 def _inputs(flow: Dataflow, planner: Planner, spark: SparkSession) -> dict[str, dict[str, Node]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import Stage
 from nosync.flow.views import Query
 from nosync.lsm.errors import FlowError, NosyncError, UnknownStageError
 from nosync.lsm.platform.nearest import did_you_mean
@@ -47,15 +49,21 @@ class Planner:
 
     def __init__(self, spark: SparkSession) -> None:
         # A clone, so that the user's temporary views keep their meaning, and none of ours is left behind.
+        self.spark = spark
         self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._rules = {name: self._rule(name) for name in dict.fromkeys(RULES)}
 
-    def register(self, name: str, columns: Mapping[str, str]) -> None:
-        """Lets queries name an input. `columns` has Spark's types."""
-        empty = self.session.range(0).selectExpr(
-            *(f"CAST(NULL AS {type_}) AS {quoted(column)}" for column, type_ in columns.items())
-        )
-        empty.createOrReplaceTempView(quoted(name))
+    def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
+        """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
+        empty = self.session.readStream.format("rate").load() if is_stream else self.session.range(0)
+        columns_of_null = (f"CAST(NULL AS {type_}) AS {quoted(column)}" for column, type_ in columns.items())
+        empty.selectExpr(*columns_of_null).createOrReplaceTempView(quoted(name))
+
+    def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
+        """Returns the stage that has the rows of a leaf which is no input of the flow, with the column of each of the leaf's.
+        None: there is none, and the query is refused.
+        """
+        return None
 
     def analyze(self, view: str, query: Query, inputs: Mapping[str, object]) -> Analyzed:
         """Returns what a query means. Raises FlowError naming the view for one that Spark does not understand."""

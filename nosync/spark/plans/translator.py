@@ -21,6 +21,8 @@ _WATERMARK = (
     "views over windows that close are not there yet: declare the window with window(watermark=), and the view over it"
 )
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
+_OF_INPUTS = ("Range", "StreamingRelationV2")
+"""What an input is made of while queries are read."""
 _REFUSED: Mapping[str, str] = {
     "LogicalRDD": _NO_INPUT,
     "Range": _NO_INPUT,
@@ -67,9 +69,12 @@ class Translator:
     def _of(self, plan: Node) -> Relation:
         kind = kind_of(plan)
         translate: Callable[[Node], Relation] | None = getattr(self, f"_{kind.lower()}", None)
-        if translate is None:
+        if translate is not None:
+            return translate(plan)
+        outside = None if items(plan.children()) else self._outside(plan)
+        if outside is None:
             raise refused(plan, _REFUSED.get(kind, f"{kind} cannot be kept up to date"))
-        return translate(plan)
+        return outside
 
     # --- leaves -----------------------------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ class Translator:
         below = plan.child()
         while kind_of(below) in ("Project", "SubqueryAlias"):
             below = below.child()
-        if kind_of(below) != "Range":  # what is done below the name of an input would be lost here
+        if kind_of(below) not in _OF_INPUTS:  # what is done below the name of an input would be lost here
             raise refused(below, f"Spark has moved it into the input {name}, where it cannot be kept up to date")
         self.used[name] = None
         types = self._inputs[name]
@@ -88,6 +93,17 @@ class Translator:
         self.stages.know(stage, list(types))
         by_name = {column.lower(): column for column in types}
         return Relation(stage, {id_of(one): by_name[str(one.name()).lower()] for one in items(plan.output())}, types)
+
+    def _outside(self, leaf: Node) -> Relation | None:
+        found = self._planner.outside(self._flow, leaf)
+        if found is None:
+            return None
+        stage, names = found
+        outputs = items(leaf.output())
+        self.used[stage.name] = None
+        self.stages.know(stage, names)
+        types = {name: one.dataType() for name, one in zip(names, outputs, strict=True)}
+        return Relation(stage, {id_of(one): name for name, one in zip(names, outputs, strict=True)}, types)
 
     def _subqueryalias(self, plan: Node) -> Relation:
         return self._of(plan.child())
