@@ -20,6 +20,7 @@ from nosync.cli import (
     jobs,
     maintain,
     remote,
+    run,
     sql,
     status,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "main",
     "maintain",
     "remote",
+    "run",
     "sql",
     "status",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def spark_session(cores: int | None) -> Iterator[SparkSession]:
+def spark_session(cores: int | None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Starts a local session, or takes the one that there is, and stops it in the end."""
-    spark = start_session(cores)
+    spark = start_session(cores, settings)
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def start_session(cores: int | None) -> SparkSession:
+def start_session(cores: int | None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Starts a local session, whose log nobody sees, or returns the one that there is."""
     try:
         from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
@@ -34,4 +34,4 @@ def start_session(cores: int | None) -> SparkSession:
         raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
     logs = tempfile.mkdtemp(prefix="nosync-spark-")
     atexit.register(shutil.rmtree, logs, ignore_errors=True)
-    return local_session(cores, "nosync", log=Path(logs) / "spark.log")
+    return local_session(cores, "nosync", log=Path(logs) / "spark.log", settings=settings)

@@ -1,0 +1,57 @@
+"""What a project defines: datasets, and the queries that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+MATERIALIZED_VIEW = "materialized view"
+"""It is what its query gives of all rows."""
+STREAMING_TABLE = "streaming table"
+"""Its queries are asked of rows as they come. With another query it goes on; what it has stays."""
+TEMPORARY_VIEW = "temporary view"
+"""A name for a query, for other datasets of the project. It has no rows of its own."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query that fills a dataset. Declarative Pipelines call it a flow."""
+
+    name: str
+    where: str
+    """The file and the line where it is defined."""
+    ask: Callable[[], DataFrame]
+    """Returns its DataFrame. It reads other datasets by their names."""
+
+
+@dataclass
+class Dataset:
+    """A dataset of a project."""
+
+    name: str
+    kind: str
+    where: str
+    schema: StructType | str | None = None
+    """The columns that it was defined with."""
+    queries: list[Query] = field(default_factory=list)
+    follows: bool = True
+    """Whether it is what its query gives of all rows that came, so that another query means other rows for all of them."""
+    notes: list[str] = field(default_factory=list)
+    """What of its definition has no meaning here."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """An AUTO CDC flow: rows of a source say what is there by key."""
+
+    source: str
+    keys: list[Any]
+    """Names of columns, or Columns."""
+    sequence_by: Any
+    deletes: Any | None
+    columns: list[Any] | None
+    all_but: list[Any] | None

@@ -1,0 +1,183 @@
+"""A project as a dataflow: each dataset is a view, a source, or a name for a query, declared after what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import Stage
+from nosync.flow.views import View
+from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.pipelines.datasets import MATERIALIZED_VIEW, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
+from nosync.pipelines.definitions import Definitions
+from nosync.pipelines.inputs import Input, Inputs, types_of
+from nosync.pipelines.reading import NotYet, ProjectPlanner
+from nosync.pipelines.spec import Spec
+from nosync.spark.errors import without_log
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, items, kind_of
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A project, ready to run."""
+
+    spec: Spec
+    flow: Dataflow
+    datasets: Mapping[str, Dataset]
+    """By name, each after those that it reads."""
+    inputs: Sequence[Input]
+    planner: ProjectPlanner
+
+    def reads(self, dataset: str) -> list[str]:
+        """Returns what a dataset reads, as the flow has it."""
+        view = self.flow.views.get(dataset)
+        found = view.inputs if view is not None else ()
+        names = {one.stage.name: one.name for one in self.inputs}
+        return [names.get(name, name) for name in found]
+
+
+class _Planner(ProjectPlanner):
+    """Reads queries whose other leaves are inputs."""
+
+    def __init__(self, spark: SparkSession, inputs: Inputs) -> None:
+        super().__init__(spark)
+        self._inputs = inputs
+
+    def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
+        return self._inputs.outside(flow, leaf)
+
+
+def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
+    """Reads the files of a project and declares a flow of what they define.
+
+    Raises InvalidInputError or FlowError, naming file and line, for what is not defined, not understood, or cannot be kept
+    up to date.
+    """
+    inputs = Inputs()
+    planner = _Planner(spark, inputs)
+    if spec.catalog:
+        planner.session.catalog.setCurrentCatalog(spec.catalog)
+    if spec.database:
+        planner.session.catalog.setCurrentDatabase(spec.database)
+    flow = Dataflow(spec.name)
+    declared = _Declared(flow, planner, inputs, Definitions(spec, planner).load())
+    with without_log():
+        declared.all()
+    return Pipeline(spec, flow, declared.done, inputs.found, planner)
+
+
+class _Declared:
+    """Declares datasets in the order in which they read each other."""
+
+    def __init__(
+        self, flow: Dataflow, planner: ProjectPlanner, inputs: Inputs, datasets: Mapping[str, Dataset]
+    ) -> None:
+        self._flow, self._planner, self._inputs, self._datasets = flow, planner, inputs, datasets
+        self.done: dict[str, Dataset] = {}
+
+    def all(self) -> None:
+        for name in self._datasets:
+            if name not in self.done:
+                self._declare(name, ())
+
+    def _declare(self, name: str, below: tuple[str, ...]) -> None:
+        """Declares a dataset after what it reads. `below`: the datasets for which it is declared."""
+        dataset = self._datasets[name]
+        if name in below:
+            raise FlowError(f"{dataset.where}: {' reads '.join([*below[below.index(name) :], name])}")
+        frame = None
+        while frame is None:
+            self._planner.to_come = self._datasets.keys() - self.done.keys()
+            try:
+                frame = self._asked(dataset)
+            except NotYet as other:
+                self._declare(other.dataset, (*below, name))
+        try:
+            self._add(dataset, frame)
+        except NosyncError as error:
+            raise type(error)(f"{dataset.where}: {error}") from None
+        self.done[name] = dataset
+
+    def _asked(self, dataset: Dataset) -> DataFrame:
+        """Returns the rows of a dataset's queries."""
+        with self._planner.active():
+            return self._united(dataset, [self._of(dataset, query) for query in dataset.queries])
+
+    @staticmethod
+    def _united(dataset: Dataset, frames: Sequence[DataFrame]) -> DataFrame:
+        try:
+            frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+            return frame if dataset.schema is None else _cast(frame, dataset.schema)
+        except PySparkException as error:
+            raise FlowError(f"{dataset.where}: {dataset.name}: {_first_line(error)}") from None
+
+    def _of(self, dataset: Dataset, query: Query) -> DataFrame:
+        try:
+            frame = query.ask()
+        except (NotYet, NosyncError):
+            raise
+        except PySparkException as error:
+            names = [*self._datasets]
+            missing = (error.getMessageParameters() or {}).get("relationName", "").strip("`")
+            hint = did_you_mean(missing, names) if missing and missing not in names else ""
+            raise FlowError(f"{query.where}: {query.name}: {_first_line(error)}{hint}") from None
+        except Exception as error:
+            raise FlowError(f"{query.where}: {query.name} raised {type(error).__name__}: {error}") from error
+        if dataset.kind == MATERIALIZED_VIEW and frame.isStreaming:
+            raise FlowError(
+                f"{query.where}: {query.name} reads a stream, and a materialized view is of tables: read it with "
+                "spark.read or without STREAM, or define a streaming table"
+            )
+        if dataset.kind == STREAMING_TABLE:
+            self._check_streams(query, frame)
+        return frame
+
+    @staticmethod
+    def _check_streams(query: Query, frame: DataFrame) -> None:
+        leaves = items(frame._jdf.queryExecution().analyzed().collectLeaves())
+        still = next((leaf for leaf in leaves if not leaf.isStreaming() and kind_of(leaf) != "OneRowRelation"), None)
+        if not frame.isStreaming:
+            raise FlowError(
+                f"{query.where}: {query.name} reads no stream, and a streaming table is of rows as they come: read it with "
+                "spark.readStream or STREAM, or define a materialized view"
+            )
+        if still is not None:
+            raise FlowError(
+                f"{query.where}: {query.name} joins a stream with a table ({still.simpleString(60)}). Spark would ask for each "
+                "row what the table has when it comes, which nothing can compute again: define a materialized view, which "
+                "follows the table, or read the table as a stream"
+            )
+
+    def _add(self, dataset: Dataset, frame: DataFrame) -> None:
+        plan = frame._jdf.queryExecution().analyzed()
+        self._inputs.dataset = dataset.name
+        if dataset.kind == TEMPORARY_VIEW:
+            frame.createOrReplaceTempView(quoted(dataset.name))
+            return
+        if dataset.kind == STREAMING_TABLE and self._inputs.is_plain(plan):
+            self._inputs.as_source(self._flow, dataset.name, plan)
+        else:
+            view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows)
+            self._flow.declare_view(view, self._planner)
+        self._planner.register(dataset.name, types_of(frame))
+
+
+def _cast(frame: DataFrame, schema: StructType | str) -> DataFrame:
+    """Returns rows with the columns that a dataset declares."""
+    wanted = cast("StructType", StructType.fromDDL(schema)) if isinstance(schema, str) else schema
+    return frame.select(*(F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in wanted))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(" ;")

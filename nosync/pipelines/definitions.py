@@ -1,0 +1,339 @@
+"""Reading the files of a project: what they define, by the decorators of `pyspark.pipelines` and in SQL."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from pyspark.errors import PySparkException
+from pyspark.pipelines.flow import Flow
+from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
+from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, TemporaryView
+from pyspark.pipelines.source_code_location import SourceCodeLocation
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.classic.column import Column as ClassicColumn
+
+from nosync.lsm.errors import FlowError, InvalidInputError
+from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.pipelines.datasets import (
+    MATERIALIZED_VIEW,
+    STREAMING_TABLE,
+    TEMPORARY_VIEW,
+    Changes,
+    Dataset,
+    Query,
+)
+from nosync.pipelines.reading import ProjectPlanner
+from nosync.pipelines.spec import Spec
+from nosync.spark.errors import without_log
+from nosync.spark.expressions import quoted
+from nosync.spark.plans.catalyst import Node, found, items, kind_of
+
+_KINDS = {MaterializedView: MATERIALIZED_VIEW, StreamingTable: STREAMING_TABLE, TemporaryView: TEMPORARY_VIEW}
+_LAYOUT = ("partition_cols", "cluster_by", "format", "table_properties")
+"""How Spark would lay out a dataset's files."""
+_DELETED, _AT, _PLACE = "nosync_deleted", "nosync_at", "nosync_place"
+
+
+class Definitions(GraphElementRegistry):
+    """The datasets that the files of a project define, by name."""
+
+    def __init__(self, spec: Spec, planner: ProjectPlanner) -> None:
+        self._spec, self._planner = spec, planner
+        self.datasets: dict[str, Dataset] = {}
+        self._queries: list[tuple[str, Query]] = []
+
+    def load(self) -> dict[str, Dataset]:
+        """Reads all files. Returns the datasets; raises InvalidInputError or FlowError, naming file and line."""
+        for file in self._spec.files():
+            with self._in_project(), graph_element_registration_context(self), self._planner.active():
+                if file.suffix == ".py":
+                    self._import(file)
+                elif file.suffix == ".sql":
+                    self.register_sql(_text_of(file), file)
+                else:
+                    raise InvalidInputError(f"{self._shown(file)}: expected files that end in .py or .sql")
+        for target, query in self._queries:
+            name = self._name(target, query.where)
+            if name not in self.datasets:
+                raise FlowError(
+                    f"{query.where}: {query.name} fills {name}, which is not defined: "
+                    f"create_streaming_table({name!r}) defines it{did_you_mean(name, self.datasets)}"
+                )
+            self.datasets[name].queries.append(query)
+        for dataset in self.datasets.values():
+            if not dataset.queries:
+                raise FlowError(
+                    f"{dataset.where}: nothing fills {dataset.name}: append_flow(target={dataset.name!r}) does"
+                )
+        return self.datasets
+
+    # --- what the decorators call -------------------------------------------------------------------------------------
+
+    def register_output(self, output: Output) -> None:
+        where = self._location(output.source_code_location)
+        kind = _KINDS.get(type(output))
+        if kind is None:
+            what = "a sink" if isinstance(output, Sink) else type(output).__name__
+            raise FlowError(
+                f"{where}: {output.name} is {what}, which this command does not fill: read the dataset in the store, or "
+                "run a nosync.Job of your own with sinks="
+            )
+        dataset = self._add(output.name, kind, where, getattr(output, "schema", None))
+        ignored = [name for name in _LAYOUT if getattr(output, name, None)]
+        if ignored:
+            dataset.notes.append(f"{', '.join(ignored)}: a store lays out its own files")
+
+    def register_flow(self, flow: Flow) -> None:
+        where = self._location(flow.source_code_location)
+        if flow.spark_conf:
+            raise FlowError(
+                f"{where}: {flow.name} has spark_conf, and all datasets are computed with the same: put "
+                f"{', '.join(flow.spark_conf)} into the configuration of {self._spec.path.name}"
+            )
+        self._queries.append((flow.target, Query(flow.name, where, self._called(flow.func, flow.name, where))))
+
+    def register_auto_cdc_flow(self, flow: Any) -> None:
+        where = self._location(flow.source_code_location)
+        self._add_changes(
+            flow.target, flow.name or flow.target, where, str(flow.stored_as_scd_type or 1),
+            Changes(flow.source, flow.keys, flow.sequence_by, flow.apply_as_deletes, flow.column_list or None,
+                    flow.except_column_list or None),
+        )  # fmt: skip
+
+    def register_sql(self, sql_text: str, file_path: Path) -> None:
+        """Takes the statements of a SQL file."""
+        shown = self._shown(file_path)
+        split = getattr(
+            self._planner.session._jvm.org.apache.spark.sql.pipelines.graph,  # type: ignore[union-attr]
+            "SqlGraphRegistrationContext$",
+        )
+        try:
+            with without_log():
+                statements = items(
+                    getattr(split, "MODULE$").splitSqlFileIntoQueries(
+                        self._planner.session._jsparkSession, sql_text, shown
+                    )
+                )
+        except PySparkException as error:
+            raise InvalidInputError(f"{shown}: {_first_line(error)}") from None
+        for one in statements:
+            line = found(one.queryOrigin().line())
+            self._statement(one.plan(), f"{shown}:{1 if line is None else line}")
+
+    # --- SQL ----------------------------------------------------------------------------------------------------------
+
+    def _statement(self, plan: Node, where: str) -> None:
+        kind = kind_of(plan)
+        if kind == "SetCommand":
+            pair = found(plan.kv())
+            if pair is not None and found(pair._2()) is not None:
+                self._planner.session.conf.set(str(pair._1()), str(found(pair._2())))
+        elif kind in ("CreateMaterializedViewAsSelect", "CreateView"):
+            is_view = kind == "CreateView"
+            name = _name_of(plan.child() if is_view else plan.name())
+            self._add(name, MATERIALIZED_VIEW, where, None if is_view else _columns_of(plan))
+            self._add_query(name, name, where, plan.query())
+        elif kind == "CreateViewCommand":
+            name = str(plan.name().table())
+            self._add(name, TEMPORARY_VIEW, where)
+            self._add_query(name, name, where, plan.plan())
+        elif kind in ("CreateStreamingTable", "CreateStreamingTableAsSelect", "CreateStreamingTableAutoCdc"):
+            name = _name_of(plan.name())
+            self._add(name, STREAMING_TABLE, where, _columns_of(plan))
+            if kind == "CreateStreamingTableAsSelect":
+                self._add_query(name, name, where, plan.query())
+            elif kind == "CreateStreamingTableAutoCdc":
+                self._add_changes(name, name, where, str(plan.storedAsScdType()), _changes_of(plan))
+        elif kind == "CreateFlowCommand":
+            self._flow(plan, where)
+        else:
+            raise FlowError(
+                f"{where}: {kind} defines no dataset: expected CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, "
+                "CREATE TEMPORARY VIEW, CREATE FLOW, or SET"
+            )
+
+    def _flow(self, plan: Node, where: str) -> None:
+        name, what = _name_of(plan.name()), plan.flowOperation()
+        if kind_of(what) == "InsertIntoStatement":
+            self._add_query(_name_of(what.table()), name, where, what.query())
+        elif kind_of(what) == "AutoCdcInto":
+            changes = _changes_of(what)
+            self._add_changes(_name_of(what.targetTable()), name, where, str(what.storedAsScdType()), changes)
+        else:
+            raise FlowError(f"{where}: CREATE FLOW with {kind_of(what)}: expected INSERT INTO ... BY NAME SELECT ...")
+
+    def _add_query(self, target: str, name: str, where: str, plan: Node) -> None:
+        self._queries.append((target, Query(name, where, lambda: self._planner.asked(plan))))
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, kind: str, where: str, schema: Any = None) -> Dataset:
+        name = self._name(name, where)
+        if name in self.datasets:
+            raise FlowError(f"{where}: {name} is defined already, in {self.datasets[name].where}")
+        self.datasets[name] = Dataset(name, kind, where, schema, follows=kind != STREAMING_TABLE)
+        return self.datasets[name]
+
+    def _add_changes(self, target: str, name: str, where: str, scd: str, changes: Changes) -> None:
+        if scd != "1":
+            raise FlowError(
+                f"{where}: {target} is stored as SCD type {scd}, and only type 1 is computed. The store has its history: read "
+                "it as of any epoch"
+            )
+        self._queries.append((target, Query(name, where, lambda: _newest(self._planner, changes, where))))
+        # What a key has is changed and taken back. So the dataset is one that follows its query, as views do.
+        known = self.datasets.get(self._name(target, where))
+        if known is not None:
+            known.follows = True
+
+    def _name(self, given: str, where: str) -> str:
+        """Returns the name of a stage for a dataset's, which may say the project's catalog and database."""
+        parts = [part.strip("`").lower() for part in given.split(".")]
+        spec = self._spec
+        ours = [part.lower() for part in (spec.catalog, spec.database) if part]
+        if len(parts) > 1 and parts[:-1] not in (ours, ours[1:], ours[-1:]):
+            raise FlowError(
+                f"{where}: {given} is in a database that is not the project's: datasets here have names of one part"
+            )
+        return check_name(parts[-1], f"{where}: dataset name")
+
+    def _called(self, fn: Callable[[], DataFrame], name: str, where: str) -> Callable[[], DataFrame]:
+        def ask() -> DataFrame:
+            with self._in_project():
+                frame = fn()
+            if not isinstance(frame, DataFrame):
+                raise FlowError(f"{where}: {name} returned {type(frame).__name__}, expected a DataFrame")
+            return frame
+
+        return ask
+
+    def _import(self, file: Path) -> None:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None, "it ends in .py"
+        assert spec.loader is not None, "it is a file"
+        module = importlib.util.module_from_spec(spec)
+        module.__dict__["spark"] = self._planner.session  # as Spark's own command does
+        try:
+            spec.loader.exec_module(module)
+        except (FlowError, InvalidInputError):
+            raise
+        except Exception as error:
+            raise InvalidInputError(f"{self._shown(file)}: {type(error).__name__}: {_first_line(error)}") from error
+
+    @contextmanager
+    def _in_project(self) -> Iterator[None]:
+        """Lets the project's directory be the working directory, from which it reads its files and modules."""
+        before = Path.cwd()
+        os.chdir(self._spec.root)
+        sys.path.insert(0, str(self._spec.root))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # a module may do as it likes
+                sys.path.remove(str(self._spec.root))
+            os.chdir(before)
+
+    def _location(self, location: SourceCodeLocation) -> str:
+        return f"{self._shown(Path(location.filename))}:{location.line_number}"
+
+    def _shown(self, file: Path) -> str:
+        root = self._spec.root
+        return str(file.relative_to(root) if file.is_relative_to(root) else file)
+
+
+def _newest(planner: ProjectPlanner, changes: Changes, where: str) -> DataFrame:
+    """Returns the rows that AUTO CDC has: of each key what the newest of its rows says, whenever that came.
+
+    Keys that were deleted are kept, so that a row which comes late does not bring one back.
+    """
+    rows = planner.session.readStream.table(changes.source)
+    by = _column(changes.sequence_by, where)
+    keys = [_name_in(one, where) for one in changes.keys]
+    if changes.columns is not None:
+        columns = [_name_in(one, where) for one in changes.columns]
+    else:
+        left_out = {_name_in(one, where).lower() for one in changes.all_but or []}
+        columns = [name for name in rows.columns if name.lower() not in left_out]
+    is_deleted = F.lit(False) if changes.deletes is None else F.coalesce(_column(changes.deletes, where), F.lit(False))
+    message = F.lit(f"{where}: SEQUENCE BY is null in a row, and it says which row of a key is the newest")
+    told = rows.withColumn(_DELETED, is_deleted).withColumn(
+        _AT, F.when(by.isNull(), F.raise_error(message)).otherwise(by)
+    )
+    newest_first = Window.partitionBy(*map(quoted, keys)).orderBy(F.col(_AT).desc(), F.col(_DELETED).desc())
+    newest = told.withColumn(_PLACE, F.row_number().over(newest_first)).where(f"{_PLACE} = 1 AND NOT {_DELETED}")
+    return newest.select(*map(quoted, columns))
+
+
+def _column(given: Any, where: str) -> Column:
+    """Returns an expression of a definition as a Column of this session. Those of Spark Connect are text inside."""
+    if isinstance(given, str):
+        return F.expr(given)
+    if isinstance(given, ClassicColumn):
+        return given
+    inner = getattr(given, "_expr", None)
+    text = next(
+        (t for t in (getattr(inner, name, None) for name in ("_expr", "_unparsed_identifier")) if isinstance(t, str)),
+        None,
+    )
+    if text is None:
+        raise FlowError(
+            f"{where}: {given} is an expression of Spark Connect: write it as text, or by pyspark.sql.functions"
+        )
+    return F.expr(text)
+
+
+def _name_in(given: Any, where: str) -> str:
+    """Returns the name of the column that a definition gives as a text or as a Column."""
+    expression = cast("ClassicColumn", _column(given, where))._jc.node() if not isinstance(given, str) else None
+    name = given if expression is None else str(expression.sql())
+    return name.strip("`")
+
+
+def _name_of(identifier: Node) -> str:
+    is_relation = kind_of(identifier) == "UnresolvedRelation"
+    parts = identifier.multipartIdentifier() if is_relation else identifier.nameParts()
+    return ".".join(str(part) for part in items(parts))
+
+
+def _columns_of(plan: Node) -> str | None:
+    """Returns the columns that a statement declares, as DDL."""
+    columns = items(plan.columns())
+    return ", ".join(f"`{one.name()}` {one.dataType().sql()}" for one in columns) or None
+
+
+def _changes_of(plan: Node) -> Changes:
+    """Returns the AUTO CDC of a statement."""
+    source = plan.source()
+    while kind_of(source) != "UnresolvedRelation":
+        source = source.child()
+    deletes, chosen, left_out = (
+        found(one) for one in (plan.deleteCondition(), plan.includeColumns(), plan.excludeColumns())
+    )
+    return Changes(
+        _name_of(source),
+        [_name_of(one) for one in items(plan.keys())],
+        str(plan.sequenceByExpr().sql()),
+        None if deletes is None else str(deletes.sql()),
+        None if chosen is None else [_name_of(one) for one in items(chosen)],
+        None if left_out is None else [_name_of(one) for one in items(left_out)],
+    )
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{file}: cannot be read: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(" ;")

@@ -1,0 +1,143 @@
+"""A session in which the files of a project are read: names of its datasets are what they stand for.
+
+Functions of a project read datasets as tables of Spark: `spark.table("orders")`, `spark.readStream.table("orders")`,
+`spark.sql("SELECT ... FROM STREAM orders")`. While one runs, these calls look for a dataset first. Spark's own command
+replaces calls of the session in the same way, to keep definitions from changing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.errors import ParseException
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from nosync.spark.plans.catalyst import Node, items, kind_of, nodes_of
+from nosync.spark.plans.query import Planner
+
+_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
+
+
+class NotYet(Exception):
+    """A query reads a dataset that is not declared yet."""
+
+    def __init__(self, dataset: str) -> None:
+        super().__init__(dataset)
+        self.dataset = dataset
+
+
+class ProjectPlanner(Planner):
+    """Reads the queries of a project."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self._types: dict[str, Mapping[str, str]] = {}
+        self.to_come: Collection[str] = ()
+        """The datasets that are not declared yet."""
+
+    def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
+        self._types[name] = columns
+        super().register(name, columns, is_stream=is_stream)
+
+    def frame_of(self, plan: Node) -> DataFrame:
+        """Returns a plan as a DataFrame, after Spark's analyzer if it was not there yet. Raises AnalysisException."""
+        jvm: Any = self.session._jvm
+        rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.session._jsparkSession, plan)
+        return ClassicDataFrame(rows, self.session)
+
+    def parsed(self, text: str) -> Node:
+        """Returns a statement as a plan. Raises ParseException."""
+        return self.session._jsparkSession.sessionState().sqlParser().parsePlan(text)
+
+    def asked(self, plan: Node) -> DataFrame:
+        """Returns the DataFrame of a parsed query. Raises NotYet, AnalysisException."""
+        with self._names_in(plan):
+            return self.frame_of(plan)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Lets the session be the active one, whose names of datasets are understood."""
+        table, read_stream, sql = DataFrameReader.table, DataStreamReader.table, SparkSession.sql
+        of_session = SparkSession.table
+
+        def checked(ask: Callable[..., DataFrame], *, is_stream: bool) -> Callable[..., DataFrame]:
+            def asking(owner: Any, tableName: str) -> DataFrame:
+                with self._as_streams([tableName] if is_stream else []):
+                    self._check_declared(tableName)
+                    return ask(owner, tableName)
+
+            return asking
+
+        def sql_with_names(session: SparkSession, sqlQuery: str, *args: Any, **kwargs: Any) -> DataFrame:
+            try:
+                plan = self.parsed(sqlQuery)
+            except ParseException:
+                return sql(session, sqlQuery, *args, **kwargs)  # which raises it, or replaces what is in the text
+            with self._names_in(plan):
+                return sql(session, sqlQuery, *args, **kwargs)
+
+        jvm: Any = self.session._jvm
+        before = jvm.SparkSession.getActiveSession()
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(DataFrameReader, "table", checked(table, is_stream=False)))
+            stack.enter_context(patch.object(SparkSession, "table", checked(of_session, is_stream=False)))
+            stack.enter_context(patch.object(DataStreamReader, "table", checked(read_stream, is_stream=True)))
+            stack.enter_context(patch.object(SparkSession, "sql", sql_with_names))
+            stack.enter_context(
+                patch.object(SparkSession, "_activeSession", self.session)
+            )  # what getActiveSession() returns
+            jvm.SparkSession.setActiveSession(self.session._jsparkSession)
+            try:
+                yield
+            finally:
+                jvm.SparkSession.setActiveSession(before.get() if before.isDefined() else self.spark._jsparkSession)
+
+    @contextmanager
+    def _names_in(self, plan: Node) -> Iterator[None]:
+        """Lets the datasets in a parsed query be those that it reads, as streams where it says so."""
+        names = list(_relations(plan))
+        for name, _ in names:
+            self._check_declared(name)
+        with self._as_streams([name for name, is_stream in names if is_stream]):
+            yield
+
+    def _check_declared(self, name: str) -> None:
+        if _plain(name) in self.to_come:
+            raise NotYet(_plain(name))
+
+    @contextmanager
+    def _as_streams(self, names: Collection[str]) -> Iterator[None]:
+        datasets = [name for name in dict.fromkeys(map(_plain, names)) if name in self._types]
+        for name in datasets:
+            self.register(name, self._types[name], is_stream=True)
+        try:
+            yield
+        finally:
+            for name in datasets:
+                self.register(name, self._types[name])
+
+
+def _plain(name: str) -> str:
+    return name.strip("`").lower()
+
+
+def _relations(plan: Node, ctes: frozenset[str] = frozenset()) -> Iterator[tuple[str, bool]]:
+    """Yields the names of one part that a parsed query reads, but for those of its WITH, and whether as a stream."""
+    kind = kind_of(plan)
+    if kind == "UnresolvedRelation":
+        parts = items(plan.multipartIdentifier())
+        if len(parts) == 1 and _plain(str(parts[0])) not in ctes:
+            yield str(parts[0]), bool(plan.isStreaming())
+    if kind == "UnresolvedWith":
+        ctes |= {_plain(str(one._1())) for one in items(plan.cteRelations())}
+    for child in [*items(plan.children()), *items(plan.innerChildren())]:
+        yield from _relations(child, ctes)
+    for expression in items(plan.expressions()):
+        for one in nodes_of(expression):
+            if kind_of(one) in _SUBQUERIES:
+                yield from _relations(one.plan(), ctes)

@@ -1,0 +1,186 @@
+"""Runs of a project: what came since the run before is recorded, epoch by epoch, and its datasets follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+
+from nosync.job.job import Job
+from nosync.job.position import Position
+from nosync.job.replay import Progress, ReplayPlan, ReplayReport
+from nosync.job.reports import EpochReport
+from nosync.job.upgrade import Upgrade, UpgradePlan
+from nosync.lsm.errors import DeterminismError, InvalidInputError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.store import Store
+from nosync.pipelines.datasets import TEMPORARY_VIEW
+from nosync.pipelines.declaring import Pipeline
+from nosync.pipelines.inputs import Input, changes_of, rows_of
+from nosync.spark.expressions import Analyzer
+from nosync.spark.pickling import frozen
+from nosync.spark.schemas import empty_inputs, parse_ddl
+from nosync.spark.session import expression_settings
+from nosync.spark.structured_streaming import run_available
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MOST_SHARDS = 4
+"""Of a new store, where nothing else is said: with more of them each epoch takes longer, however few rows it has."""
+Said = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Says what a run did."""
+
+    epochs: tuple[EpochReport, ...]
+    rows: Mapping[str, int]
+    """The rows that each dataset has now. Temporary views have none of their own."""
+    upgrade: UpgradePlan | None = None
+    """What became of datasets whose definitions changed."""
+    replay: ReplayReport | None = None
+    """What was computed on a branch."""
+
+
+@dataclass
+class Run:
+    """A run of a project on the main line of a store."""
+
+    pipeline: Pipeline
+    store: Store
+    shards: int | None = None
+    say: Said = lambda _: None
+    """Is told what is being done, for whoever waits."""
+    _epochs: list[EpochReport] = field(default_factory=list)
+
+    def run(self) -> RunReport:
+        """Records what came, and computes what follows. Returns when all streams have given what they have by now.
+
+        A run that died goes on where it was. Raises what `Job.advance` and `Job.upgrade` raise.
+        """
+        upgrade = upgrade_of(self.pipeline, self.store)
+        if upgrade.plan is not None and upgrade.plan.is_needed:
+            self.say(str(upgrade.plan))
+            upgrade.run()
+        job = _job(self.pipeline, self.store, MAIN, self.shards)
+        streams = [one for one in self.pipeline.inputs if one.is_stream]
+        for one in streams:
+            job.check_query(one.name, self._checkpoint(one))
+        self._compare_tables(job, [one for one in self.pipeline.inputs if not one.is_stream])
+        for one in streams:
+            self.say(f"reading {one.shown}")
+            rows = rows_of(one, self.pipeline.planner.frame_of(one.leaf))
+            run_available(partial(self._batch, job, one), rows, self._checkpoint(one), one.name)
+        plan = upgrade.plan if upgrade.plan is not None and upgrade.plan.is_needed else None
+        if plan is not None and not self._epochs:  # nothing came: an epoch of no rows shows the new definitions
+            self._advance(job, {})
+        return RunReport(tuple(self._epochs), _row_counts(job, self.pipeline), plan)
+
+    def _checkpoint(self, one: Input) -> Path:
+        """Returns where Spark keeps the offsets of a stream: beside the store, for they belong together."""
+        root = self.store.directory.root
+        return root.with_name(f"{root.name}-checkpoints") / one.name
+
+    def _compare_tables(self, job: Job, tables: list[Input]) -> None:
+        """Runs an epoch with the rows of tables that are there more, or less, than recorded, if there are any."""
+        last = self.store.last_sealed()
+        recorded = {stage.name for stage in job.flow.stages.values()} if last is not None else set()
+        changes: dict[str, DataFrame] = {}
+        for one in tables:
+            self.say(f"comparing {one.shown} with what is recorded")
+            frame = self.pipeline.planner.frame_of(one.leaf)
+            before = job.read(one.name) if one.name in recorded and self._has(one) else None
+            changes[one.name] = changes_of(one, frame, before).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            if tables and (last is None or any(not frame.isEmpty() for frame in changes.values())):
+                self._advance(job, changes)
+        finally:
+            for frame in changes.values():
+                frame.unpersist()
+
+    def _advance(self, job: Job, given: Mapping[str, DataFrame]) -> None:
+        """Runs an epoch that is no batch of a stream."""
+        last = self.store.last_sealed()
+        inputs = empty_inputs(self.pipeline.planner.spark, job.flow, given)
+        self._note(_again(job, lambda: job.advance(0 if last is None else last + 1, inputs)))
+
+    def _has(self, one: Input) -> bool:
+        """Returns whether the store has rows of a table: it may be new."""
+        last = self.store.last_sealed()
+        manifest = None if last is None else self.store.manifest(last)
+        return manifest is not None and any(entry.id.trace.stage == one.name for entry in manifest.entries)
+
+    def _batch(self, job: Job, one: Input, rows: DataFrame, batch: int) -> None:
+        self._note(_again(job, lambda: job.advance_batch(one.name, batch, {one.name: rows})))
+
+    def _note(self, report: EpochReport | None) -> None:
+        if report is not None:
+            self._epochs.append(report)
+            self.say(str(report))
+
+
+def branch_off(
+    pipeline: Pipeline, store: Store, branch: str, at: int | None, progress: Progress | None = None
+) -> tuple[ReplayPlan, RunReport]:
+    """Runs a project, as it is now, over the rows that are recorded, on a branch that forks at an epoch.
+
+    `at`: that epoch; by default the one before the last, so that one replayed epoch shows the datasets as they would be.
+    Nothing new is read, and main stays what it is. Raises what `Upgrade` raises.
+    """
+    last = store.last_sealed()
+    if last is None:
+        raise InvalidInputError("the store has no epoch yet: run the project without --branch first")
+    if branch == MAIN:
+        raise InvalidInputError(f"--branch {MAIN}: that is the line that runs go on; leave --branch out")
+    before_last = last - 1 if last > store.since() and store.manifest(last - 1) is not None else last
+    upgrade = upgrade_of(pipeline, store, before_last if at is None else at)
+    assert upgrade.plan is not None, "there is an epoch"
+    upgrade.branch_off(branch)
+    job = _job(pipeline, store, branch, None)
+    plan = job.plan_replay()
+    replay = job.replay(progress=progress)
+    return plan, RunReport((), _row_counts(job, pipeline), upgrade.plan, replay)
+
+
+def upgrade_of(pipeline: Pipeline, store: Store, at: int | None = None) -> Upgrade:
+    """Returns the upgrade of a store to a project as it is now, for the epochs after the last one, or after `at`."""
+    spark = pipeline.planner.spark
+    analyze = Analyzer(spark, expression_settings(spark))
+    return Upgrade(frozen(pipeline.flow, spark), store, Position(store, MAIN), parse_ddl, analyze, at=at)
+
+
+def _job(pipeline: Pipeline, store: Store, branch: str, shards: int | None) -> Job:
+    last = store.last_sealed(branch)
+    manifest = None if last is None else store.manifest(last, branch)
+    spark = pipeline.planner.spark
+    if manifest is not None and manifest.entries:
+        known = manifest.entries[0].id.trace.shard.count
+    else:
+        known = min(_MOST_SHARDS, spark.sparkContext.defaultParallelism)
+    return Job(pipeline.flow, store, spark=spark, shards=shards or known, branch=branch)
+
+
+def _again(job: Job, advance: Callable[[], EpochReport | None]) -> EpochReport | None:
+    """Runs an epoch. Where a run that died has recorded other rows for it, which nobody saw, these are dropped first."""
+    try:
+        return advance()
+    except DeterminismError as error:
+        if error.stage not in {stage.name for stage in job.flow.sources}:
+            raise
+        last = job.status().last_sealed
+        job.rewind(BEFORE_FIRST_EPOCH if last is None else last)
+        return advance()
+
+
+def _row_counts(job: Job, pipeline: Pipeline) -> dict[str, int]:
+    """Returns how many rows each dataset has."""
+    if job.status().last_sealed is None:
+        return {}
+    return {name: job.read(name).count() for name, one in pipeline.datasets.items() if one.kind != TEMPORARY_VIEW}

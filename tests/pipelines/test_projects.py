@@ -1,0 +1,361 @@
+"""Projects of Declarative Pipelines as their authors have them: run, run again, edited, rolled back, and wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nosync
+from nosync.pipelines.running import branch_off
+from tests.pipelines.projects import Project, Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SHOP = """
+@dp.table
+def orders():
+    return spark.readStream.schema("customer string, item string, amount double").json("data/orders")
+
+@dp.table(name="big", comment="the large ones")
+def large_orders():
+    return spark.readStream.table("orders").where("amount > 10").select("customer", "amount")
+
+@dp.temporary_view
+def good():
+    return SparkSession.active().read.table("orders").where("amount > 0")
+
+@dp.materialized_view
+def totals():
+    return spark.read.table("good").groupBy("customer").agg(F.sum("amount").alias("total"), F.count("*").alias("n"))
+
+@dp.materialized_view(schema="n bigint, customers int")
+def levels():
+    return spark.sql("SELECT n, count(*) AS customers FROM totals GROUP BY n")
+
+dp.create_streaming_table("seen")
+
+@dp.append_flow(target="seen")
+def from_orders():
+    return spark.readStream.table("orders").select("customer")
+
+@dp.append_flow(target="seen")
+def from_visits():
+    return spark.readStream.schema("customer string").json("data/visits")
+
+dp.create_streaming_table("people")
+dp.create_auto_cdc_flow(
+    target="people", source="feed", keys=["customer"], sequence_by="seq", apply_as_deletes="op = 'D'",
+    except_column_list=["seq", "op"],
+)
+"""
+SQL = """-- The rest is in SQL.
+CREATE STREAMING TABLE feed AS SELECT * FROM STREAM raw_feed;
+CREATE TEMPORARY VIEW raw_feed AS SELECT customer, city, seq, op FROM STREAM feed_input WHERE seq IS NOT NULL;
+
+CREATE MATERIALIZED VIEW cities AS
+WITH known AS (SELECT * FROM people)
+SELECT city, sum(total) AS total FROM totals JOIN known USING (customer) GROUP BY city;
+
+CREATE MATERIALIZED VIEW kinds AS
+SELECT kind, count(*) AS n FROM orders JOIN items USING (item) GROUP BY kind;
+"""
+SMALL = """
+@dp.table
+def orders():
+    return spark.readStream.schema("customer string, amount double").json("data/orders")
+
+@dp.table
+def big():
+    return spark.readStream.table("orders").where("amount > 10")
+
+@dp.temporary_view
+def good():
+    return spark.table("orders").where("amount > 0")
+
+@dp.materialized_view
+def totals():
+    return spark.sql("SELECT customer, sum(amount) AS total FROM good GROUP BY customer")
+"""
+MORE = """
+@dp.table
+def feed_input():
+    return spark.readStream.schema("customer string, city string, seq int, op string").json("data/feed")
+
+@dp.materialized_view
+def items():
+    return spark.read.schema("item string, kind string").json("data/items.json")
+"""
+
+
+def order(customer: str, item: str, amount: float) -> Row:
+    return {"customer": customer, "item": item, "amount": amount}
+
+
+def change(customer: str, city: str, seq: int, op: str = "U") -> Row:
+    return {"customer": customer, "city": city, "seq": seq, "op": op}
+
+
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path) -> Project:
+    project = Project(tmp_path / "shop", spark, shop=SHOP, a=SQL, more=MORE)
+    project.give("orders", [order("ann", "tea", 5), order("bob", "ink", 20), order("cy", "tea", -1)])
+    project.give("feed", [change("ann", "Rome", 1), change("bob", "Bern", 1)])
+    project.give("visits", [{"customer": "dee"}])
+    project.write_table("items", [{"item": "tea", "kind": "drink"}, {"item": "ink", "kind": "tool"}])
+    return project
+
+
+@pytest.fixture
+def small(spark: SparkSession, tmp_path: Path) -> Project:
+    project = Project(tmp_path / "small", spark, small=SMALL)
+    project.give("orders", [{"customer": "ann", "amount": 5}, {"customer": "bob", "amount": 20}])
+    return project
+
+
+def counted(*rows: tuple[Any, ...]) -> Counter[tuple[Any, ...]]:
+    return Counter(rows)
+
+
+def test_a_project_runs_and_what_comes_later_is_added(shop: Project) -> None:
+    report = shop.run()
+    assert report.rows == {
+        "orders": 3, "big": 1, "totals": 2, "levels": 1, "seen": 4, "people": 2, "feed_input": 2, "feed": 2,
+        "cities": 2, "items": 2, "kinds": 2,
+    }  # fmt: skip
+    assert shop.rows("totals") == counted(("ann", 1, 5.0), ("bob", 1, 20.0))
+    assert shop.rows("levels") == counted((2, 1))
+    assert shop.rows("cities") == counted(("Rome", 5.0), ("Bern", 20.0))
+    assert shop.rows("kinds") == counted(("drink", 2), ("tool", 1))
+    assert shop.rows("seen") == counted(("ann",), ("bob",), ("cy",), ("dee",))
+
+    assert shop.run().epochs == (), "nothing came"
+    last = len(report.epochs) - 1
+    shop.give("orders", [order("ann", "pen", 30)])
+    # Of the same time, too late, deleted, and too late after the deletion.
+    late = [change("ann", "Pisa", 2), change("bob", "Bern", 5, "D"), change("bob", "Lund", 4)]
+    shop.give("feed", [change("ann", "Oslo", 3), *late])
+    kinds = {"tea": "plant", "ink": "tool", "pen": "tool"}
+    shop.write_table("items", [{"item": item, "kind": kind} for item, kind in kinds.items()])
+    again = shop.run()
+    assert len(again.epochs) == 3
+    assert shop.rows("totals") == counted(("ann", 2, 35.0), ("bob", 1, 20.0))
+    assert shop.rows("people") == counted(("Oslo", "ann"))
+    assert shop.rows("cities") == counted(("Oslo", 35.0))
+    assert shop.rows("kinds") == counted(("plant", 2), ("tool", 2))
+    assert shop.rows("big") == counted((20.0, "bob"), (30.0, "ann"))
+    assert shop.rows("kinds", as_of=last) == counted(("drink", 2), ("tool", 1))
+    assert shop.rows("people", as_of=last) == counted(("Rome", "ann"), ("Bern", "bob"))
+
+
+def test_equal_rows_of_a_table_are_counted_and_one_of_them_may_go(spark: SparkSession, tmp_path: Path) -> None:
+    view = "@dp.materialized_view\ndef items():\n    return spark.read.schema('item string, n int').json('data/items.json')"
+    project = Project(tmp_path / "p", spark, items=view)
+    rows: list[Row] = [
+        {"item": "tea"},
+        {"item": "tea"},
+        {"item": None, "n": 1},
+        {"item": None, "n": 1},
+        {"item": "ink", "n": 0},
+    ]
+    project.write_table("items", rows)
+    project.run()
+    assert project.rows("items") == counted(("tea", None), ("tea", None), (None, 1), (None, 1), ("ink", 0))
+    project.write_table("items", [rows[4], rows[1], rows[2]])
+    assert [one.rows_in for one in project.run().epochs] == [2], "only the two that went"
+    assert project.rows("items") == counted(("tea", None), (None, 1), ("ink", 0))
+    project.write_table("items", [])
+    project.run()
+    assert project.rows("items") == Counter()
+
+
+def test_a_run_that_died_goes_on_and_no_row_comes_twice(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = nosync.Job.advance_batch
+
+    def dying(job: nosync.Job, query: str, batch: int, inputs: Any) -> Any:
+        advance(job, query, batch, inputs)  # sealed, and Spark never hears of it
+        raise nosync.StorageError("the disk went away")
+
+    small.run(shards=1)
+    small.give("orders", [{"customer": "ann", "amount": 30}])
+    monkeypatch.setattr(nosync.Job, "advance_batch", dying)
+    with pytest.raises(nosync.StorageError, match="the disk went away"):
+        small.run()
+    monkeypatch.undo()
+    assert small.run().epochs == (), "the batch that Spark gives again is passed over"
+    assert small.rows("totals") == counted(("ann", 35.0), ("bob", 20.0))
+    assert small.rows("orders") == counted((5.0, "ann"), (20.0, "bob"), (30.0, "ann"))
+
+
+def test_what_an_attempt_recorded_that_died_gives_way_to_other_rows(
+    small: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the runs more rows came, which Spark puts into the first batch: nobody saw what the attempt recorded."""
+
+    def dying(sealing: Any, *_: Any) -> Any:
+        raise nosync.StorageError("the disk went away")
+
+    monkeypatch.setattr("nosync.job.sealing.Sealing.seal", dying)
+    with pytest.raises(nosync.StorageError, match="the disk went away"):
+        small.run()
+    monkeypatch.undo()
+    shutil.rmtree(small.root / "store-checkpoints")
+    small.give("orders", [{"customer": "ann", "amount": 30}])
+    small.run()
+    assert small.rows("totals") == counted(("ann", 35.0), ("bob", 20.0))
+
+
+def test_a_checkpoint_and_a_store_that_are_not_of_one_another_are_refused(small: Project) -> None:
+    small.run()
+    small.give("orders", [{"customer": "ann", "amount": 30}])
+    small.run()
+    checkpoints = small.root / "store-checkpoints"
+    kept = checkpoints.rename(small.root / "kept")
+    with pytest.raises(nosync.FlowError, match="rows would come twice"):
+        small.run()
+    kept.rename(checkpoints)
+    with nosync.open(small.root / "store") as store:
+        store.rewind(0)
+    with pytest.raises(nosync.FlowError, match="no batch again that was committed"):
+        small.run()
+    shutil.rmtree(small.root / "store")
+    with pytest.raises(nosync.FlowError, match="has none"):
+        small.run()
+
+
+def test_an_edited_project_goes_on_with_views_anew_and_streaming_tables_as_they_are(small: Project) -> None:
+    small.run()
+    small.write(
+        "small",
+        SMALL.replace("amount > 0", "amount > 10").replace('"amount > 10")\n\n@dp.temp', '"amount > 1")\n\n@dp.temp'),
+    )
+    report = small.run()
+    assert report.upgrade is not None
+    assert report.upgrade.begins_anew == ("totals",)
+    assert "big" in report.upgrade.goes_on
+    assert [one.rows_in for one in report.epochs] == [0], "an epoch of no rows shows what the edit gives"
+    assert small.rows("totals") == counted(("bob", 20.0))
+    small.give("orders", [{"customer": "dee", "amount": 12}, {"customer": "ann", "amount": 2}])
+    small.run()
+    assert small.rows("totals") == counted(("bob", 20.0), ("dee", 12.0))
+    assert small.rows("big") == counted((20.0, "bob"), (12.0, "dee"), (2.0, "ann")), "5.0 came before"
+
+
+def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> None:
+    small.run()
+    small.give("orders", [{"customer": "ann", "amount": 30}])
+    small.run()
+    before = small.rows("totals")
+    small.write("small", SMALL.replace('table("orders").where("amount > 0")', 'table("orders").where("amount > 10")'))
+    small.give("orders", [{"customer": "eve", "amount": 99}])  # not read: a branch is of what is recorded
+    with nosync.open(small.root / "store") as store:
+        plan, report = branch_off(small.declare(), store, "strict", at=None)
+        assert "orders" not in str(plan.computed)
+        assert report.replay is not None
+        branch_off(small.declare(), store, "strict", at=None)  # the same again changes nothing
+        with pytest.raises(nosync.InvalidInputError, match="runs go on"):
+            branch_off(small.declare(), store, "main", at=None)
+    assert small.rows("totals", branch="strict") == counted(("bob", 20.0), ("ann", 30.0))
+    assert small.rows("totals") == before
+    small.write(
+        "more", "@dp.table\ndef visits():\n    return spark.readStream.schema('customer string').json('data/')\n"
+    )
+    with (
+        nosync.open(small.root / "store") as store,
+        pytest.raises(nosync.FlowError, match="source visits is not recorded"),
+    ):
+        branch_off(small.declare(), store, "more", at=None)
+
+
+def test_a_table_is_added_to_a_project_and_another_taken_out(small: Project) -> None:
+    small.write("old", "CREATE MATERIALIZED VIEW many AS SELECT count(*) AS n FROM orders;")
+    assert "many" in small.run().rows
+    (small.root / "transformations" / "old.sql").unlink()
+    small.write(
+        "more", "@dp.table\ndef visits():\n    return spark.readStream.schema('customer string').json('data/visits')\n"
+    )
+    small.give("visits", [{"customer": "ann"}, {"customer": "dee"}])
+    report = small.run()
+    assert report.rows["visits"] == 2
+    assert "many" not in report.rows
+    assert small.rows("visits") == counted(("ann",), ("dee",))
+    assert small.rows("many", as_of=0) == counted((2,))
+
+
+def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
+    said: list[str] = []
+    small.run(said=said.append)
+    assert any(text.startswith("epoch 0: ") for text in said)
+    assert any("FileSource" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("@dp.materialized_view\ndef a():\n    return spark.table('b')\n\n"
+         "@dp.materialized_view\ndef b():\n    return spark.table('a')", "t.py:7: a reads b reads a"),
+        ("@dp.materialized_view\ndef a():\n    return spark.table('a')", "a reads a"),
+        ("@dp.materialized_view\ndef a():\n    return spark.table('ordres')\n\n"
+         "@dp.table\ndef orders():\n    return spark.readStream.schema('x int').json('data/')", "t.py:7: a: .* 'orders'"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3).orderBy(F.rand())", "rand"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3).limit(2)", "t.py:7: view a: .*ORDER BY"),
+        ("@dp.materialized_view\ndef a():\n    return 3", "a returned int, expected a DataFrame"),
+        ("@dp.materialized_view\ndef a():\n    return 1 / 0", "t.py:7: a raised ZeroDivisionError"),
+        ("@dp.table\ndef a():\n    return spark.range(3)", "reads no stream"),
+        ("@dp.materialized_view\ndef a():\n    return spark.readStream.schema('x int').json('data/')", "reads a stream"),
+        ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').join(spark.range(3), 'id')",
+         "joins a stream with a table"),
+        ("@dp.table(spark_conf={'spark.sql.ansi.enabled': 'false'})\ndef a():\n    return spark.range(3)", "spark_conf"),
+        ("dp.create_streaming_table('a')", "nothing fills a"),
+        ("@dp.append_flow(target='b')\ndef a():\n    return spark.range(3)", "create_streaming_table\\('b'\\)"),
+        ("dp.create_sink('a', 'kafka', {})", "a is a sink"),
+        ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
+        ("@dp.materialized_view(name='a b')\ndef a():\n    return spark.range(3)", "t.py:7: dataset name 'a b'"),
+        ("import nothing_such", "t.py: ModuleNotFoundError: No module named 'nothing_such'"),
+        ("x = = 1", "t.py: SyntaxError"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3)\n\n"
+         "@dp.materialized_view(name='A')\ndef c():\n    return spark.range(3)", "t.py:11: a is defined .*t.py:7"),
+        ("CREATE MATERIALIZED VIEW a AS\nSELECT 1 AS x\nFRM b;", "t.sql: .*line 3"),
+        ("CREATE TABLE a (x int);", "t.sql:1: .*expected CREATE MATERIALIZED VIEW"),
+        ("-- one\n\nCREATE MATERIALIZED VIEW a AS\nSELECT id FROM range(3)\nWHERE rand() > 0.5;", "rand.*line 5"),
+        ("CREATE MATERIALIZED VIEW a AS SELECT * FROM nowhere;", "nowhere"),
+        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t STORED AS SCD TYPE 2;", "SCD type 2"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_path: Path, text: str, said: str) -> None:
+    project = Project(tmp_path / "p", spark, t=text)
+    with pytest.raises(nosync.NosyncError, match=f"(?s){said}"):
+        project.declare()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("name: x\n", "storage"),
+        ("name: x\nstorage: s\nlibrarys: []\n", "librarys"),
+        ("name: [x\n", "spark-pipeline.yml|no spec"),
+        ("", "no spec"),
+        ("name: x\nstorage: s\nlibraries:\n  - glob:\n      include: nothing/**\n", "no file matches"),
+        ("name: x\nstorage: s\nlibraries:\n  - glob:\n      include: '*/a/*.py'\n", "glob"),
+    ],
+)
+def test_a_mistake_in_the_spec_is_named(spark: SparkSession, tmp_path: Path, spec: str, said: str) -> None:
+    project = Project(tmp_path / "p", spark)
+    (project.root / "spark-pipeline.yml").write_text(spec)
+    with pytest.raises(nosync.InvalidInputError, match=said):
+        project.declare()
+
+
+def test_a_null_sequence_is_an_error_that_names_the_flow(spark: SparkSession, tmp_path: Path) -> None:
+    feed = MORE[: MORE.index("@dp.materialized_view")]
+    cdc = "CREATE STREAMING TABLE people FLOW AUTO CDC FROM STREAM(feed_input) KEYS (customer) SEQUENCE BY seq;"
+    project = Project(tmp_path / "p", spark, feed=feed, cdc=cdc)
+    project.give("feed", [{"customer": "ann", "city": "Rome", "op": "U"}])
+    with pytest.raises(nosync.NosyncError, match=r"cdc.sql:1: SEQUENCE BY is null"):
+        project.run()
