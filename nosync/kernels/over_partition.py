@@ -8,7 +8,7 @@ answer is the same in each run, where Spark's depends on how rows were shuffled.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,15 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Between:
+    """A frame of rows by their places: `ROWS BETWEEN 6 PRECEDING AND CURRENT ROW` is from -6 to 0."""
+
+    lower: int | None
+    """None: from the begin of the partition."""
+    upper: int
+
+
+@dataclass(frozen=True)
 class OverColumn:
     """A column that is made: one of `RANKS` or `SHIFTS`, or count, sum, avg, min, max, first_value or last_value of a frame."""
 
@@ -47,7 +56,7 @@ class OverColumn:
     type: pa.DataType
     column: str | None = None
     """The column that it is of; None: it is of places only, or counts rows."""
-    frame: str = WHOLE
+    frame: str | Between = WHOLE
     number: int = 1
     """How many rows lag and lead go, and how many parts ntile makes."""
     default: str | None = None
@@ -145,43 +154,53 @@ class _Partitions:
         found = given.take(pa.array(at, mask=~inside))
         return found if default is None else pc.if_else(pa.array(inside), found, default)
 
-    def _over_frame(self, given: pa.Array | None, column: OverColumn) -> pa.Array:
+    def _frame(self, frame: str | Between) -> _Frame:
         places = np.arange(len(self.by_place))
-        end = {WHOLE: self.end, ROWS: places + 1, PEERS: self.peer_end}[column.frame]
-        valid = np.ones(len(places), dtype=np.bool_)
+        if not isinstance(frame, Between):
+            return _Frame(self.start, {WHOLE: self.end, ROWS: places + 1, PEERS: self.peer_end}[frame])
+        end = np.clip(places + frame.upper + 1, self.start, self.end)
+        if frame.lower is None:
+            return _Frame(self.start, end)
+        widest = int((self.end - self.start).max(initial=0))
+        offsets = range(max(frame.lower, -widest), min(frame.upper, widest) + 1)
+        return _Frame(np.clip(places + frame.lower, self.start, end), end, offsets)
+
+    def _over_frame(self, given: pa.Array | None, column: OverColumn) -> pa.Array:
+        frame = self._frame(column.frame)
+        valid = np.ones(len(self.by_place), dtype=np.bool_)
         if given is not None:
             valid = given.is_valid().to_numpy(zero_copy_only=False)
         if column.function in ("first_value", "last_value"):
             assert given is not None, "they are of a column"
-            return given.take(self._at_ends(valid, end, column))
-        count = self._sums(valid.astype(np.int64), end)
+            return given.take(_at_ends(valid, frame, column))
+        count = self._sums(valid.astype(np.int64), frame)
         if column.function == "count":
             return pa.array(count)
         assert given is not None, f"{column.function} is of a column"
         nothing = count == 0
         if column.function in ("min", "max"):
             codes = _codes(given, Order("", ascending=column.function == "min", nulls_first=False))
-            best = self._first_of_smallest(codes, end)
+            best = self._first_of_smallest(codes, frame)
             return given.take(pa.array(best, mask=nothing))
         if pa.types.is_decimal(given.type):
             scale = given.type.scale
             whole = [0 if v is None else int(v.scaleb(scale)) for v in given.to_pylist()]
-            sums = self._sums(np.array(whole, dtype=object), end)
+            sums = self._sums(np.array(whole, dtype=object), frame)
             shown = [None if none else _decimal(int(v), scale) for v, none in zip(sums, nothing, strict=True)]
             return pa.array(shown, column.type)
         numbers = pc.fill_null(given, pa.scalar(0, given.type)).to_numpy(zero_copy_only=False)
         if column.function == "sum" and pa.types.is_integer(given.type):
-            return pa.array(self._whole_sums(numbers.astype(np.int64), end), pa.int64(), mask=nothing)
-        sums = self._sums(numbers.astype(np.float64), end)
+            return pa.array(self._whole_sums(numbers.astype(np.int64), frame), pa.int64(), mask=nothing)
+        sums = self._sums(numbers.astype(np.float64), frame)
         if column.function == "sum":
             return pa.array(sums, mask=nothing)
         return pa.array(sums / np.maximum(count, 1), mask=nothing)
 
-    def _whole_sums(self, values: Any, end: Indices) -> Any:
+    def _whole_sums(self, values: Any, frame: _Frame) -> Any:
         """Returns sums of integers. Raises OverflowError for one that 64 bits do not have."""
         if float(np.abs(values.astype(np.float64)).sum()) < _MOST / 2:  # half of it: doubles are rounded
-            return self._sums(values, end)
-        sums = self._sums(values.astype(object), end)
+            return self._sums(values, frame)
+        sums = self._sums(values.astype(object), frame)
         beyond = next((value for value in sums if not -_MOST <= value < _MOST), None)
         if beyond is not None:
             raise OverflowError(
@@ -189,17 +208,28 @@ class _Partitions:
             )
         return sums.astype(np.int64)
 
-    def _sums(self, values: Any, end: Indices) -> Any:
+    def _sums(self, values: Any, frame: _Frame) -> Any:
         """Returns the sum of each row's frame, added up in the order of the rows and within its partition only."""
+        if frame.offsets is not None:
+            found = np.zeros(len(values), dtype=values.dtype)
+            for at, inside in frame.rows_at():
+                found[inside] += values[at]
+            return found
         running = np.empty(len(values), dtype=values.dtype)
         starts = np.flatnonzero(self.start == np.arange(len(values)))
         for start, stop in zip(starts, np.append(starts[1:], len(values)), strict=True):
             np.cumsum(values[start:stop], out=running[start:stop])
-        return running[end - 1] if len(values) else running
+        return np.where(frame.is_empty, 0, running[frame.end - 1]) if len(values) else running
 
-    def _first_of_smallest(self, codes: Indices, end: Indices) -> Indices:
+    def _first_of_smallest(self, codes: Indices, frame: _Frame) -> Indices:
         """Returns the place of the smallest code of each row's frame, the first of several."""
         n = len(codes)
+        if frame.offsets is not None:
+            chosen = np.minimum(frame.begin, max(n - 1, 0))
+            for at, inside in frame.rows_at():
+                smaller = codes[at] < codes[chosen[inside]]
+                chosen[inside] = np.where(smaller, at, chosen[inside])
+            return chosen
         best = np.empty(n, dtype=np.int64)
         starts = np.flatnonzero(self.start == np.arange(n))
         for start, stop in zip(starts, np.append(starts[1:], n), strict=True):
@@ -207,23 +237,45 @@ class _Partitions:
             is_new = np.ones(stop - start, dtype=np.bool_)
             is_new[1:] = np.diff(smallest) != 0
             best[start:stop] = start + np.maximum.accumulate(np.where(is_new, np.arange(stop - start), 0))
-        return best[end - 1] if n else best
+        return best[frame.end - 1] if n else best
 
-    def _at_ends(self, valid: Bools, end: Indices, column: OverColumn) -> pa.Array:
-        """Returns the first or the last place of each row's frame, or that of a value that is not null."""
-        places = np.arange(len(valid))
-        if column.function == "first_value":
-            if not column.ignores_nulls:
-                return pa.array(self.start)
-            after = np.where(valid, places, len(valid))
-            following = np.minimum.accumulate(after[::-1])[::-1] if len(after) else after
-            at = following[self.start]
-            return pa.array(np.minimum(at, len(valid) - 1), mask=at >= end)
-        if not column.ignores_nulls:
-            return pa.array(end - 1)
-        before = np.maximum.accumulate(np.where(valid, places, -1)) if len(valid) else places
-        at = before[end - 1]
-        return pa.array(np.maximum(at, 0), mask=at < self.start)
+
+@dataclass(frozen=True)
+class _Frame:
+    """The rows that each row is computed from: those at the places from `begin` to before `end`, of its partition."""
+
+    begin: Indices
+    end: Indices
+    offsets: range | None = None
+    """How far the rows of a frame are from its own row, where it does not begin with its partition."""
+
+    @property
+    def is_empty(self) -> Bools:
+        empty: Bools = self.begin >= self.end
+        return empty
+
+    def rows_at(self) -> Iterator[tuple[Indices, Bools]]:
+        """Yields, offset by offset, the places of the rows that are so far from others, and which others have one."""
+        assert self.offsets is not None, "it does not begin with its partition"
+        places = np.arange(len(self.begin))
+        for offset in self.offsets:
+            inside = (places + offset >= self.begin) & (places + offset < self.end)
+            yield places[inside] + offset, inside
+
+
+def _at_ends(valid: Bools, frame: _Frame, column: OverColumn) -> pa.Array:
+    """Returns the first or the last place of each row's frame, or that of a value that is not null."""
+    n, places = len(valid), np.arange(len(valid))
+    if column.function == "first_value":
+        at = np.minimum(frame.begin, max(n - 1, 0))
+        if column.ignores_nulls and n:
+            following = np.append(np.minimum.accumulate(np.where(valid, places, n)[::-1])[::-1], n)
+            at = following[frame.begin]
+        return pa.array(np.minimum(at, max(n - 1, 0)), mask=frame.is_empty | (at >= frame.end))
+    at = frame.end - 1
+    if column.ignores_nulls and n:
+        at = np.maximum.accumulate(np.where(valid, places, -1))[at]
+    return pa.array(np.maximum(at, 0), mask=frame.is_empty | (at < frame.begin))
 
 
 def _bounds(begins: Bools) -> tuple[Indices, Indices]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.kernels.over_partition import PEERS, ROWS, WHOLE, Order, OverColumn, OverPartition
+from nosync.kernels.over_partition import PEERS, ROWS, WHOLE, Between, Order, OverColumn, OverPartition
 from nosync.testing import FlowTester
 
 
@@ -51,6 +51,44 @@ def test_places_and_sums_are_those_of_pandas(seed: int) -> None:
         assert (
             ranks[name].tolist() == groups["x"].rank(method, ascending=False, na_option="bottom").astype(int).tolist()
         )
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(-2, 0), (-1, 1), (1, 3), (-4, -2), (None, -1), (None, 2), (-100, 100), (2, 1)]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper: int) -> None:
+    rows = rows_of(40, seed)
+    frame = Between(lower, upper)
+    functions = {
+        "count": pa.int64(),
+        "sum": pa.float64(),
+        "avg": pa.float64(),
+        "min": pa.float64(),
+        "max": pa.float64(),
+    }
+    columns = [OverColumn(f"{name}_", name, type_, "x", frame) for name, type_ in functions.items()]
+    for ignores in (False, True):
+        for name in ("first_value", "last_value"):
+            columns.append(OverColumn(f"{name}{ignores}", name, pa.float64(), "x", frame, ignores_nulls=ignores))
+    columns.append(OverColumn("whole", "sum", pa.int64(), "n", frame))
+    found = OverPartition(("k",), (Order("id"),), tuple(columns))(rows).to_pylist()
+    of_key = {key: sorted((row for row in found if row["k"] == key), key=lambda row: row["id"]) for key in "abc"}
+    for partition in of_key.values():
+        for place, row in enumerate(partition):
+            begin = 0 if lower is None else max(0, place + lower)
+            inside = partition[begin : max(begin, place + upper + 1)]
+            there = [one["x"] for one in inside if one["x"] is not None]
+            assert row["count_"] == len(there)
+            assert row["sum_"] == (sum(there) if there else None)
+            assert row["avg_"] == (sum(there) / len(there) if there else None)
+            assert row["min_"] == min(there, default=None)
+            assert row["max_"] == max(there, default=None)
+            assert row["first_valueFalse"] == (inside[0]["x"] if inside else None)
+            assert row["last_valueFalse"] == (inside[-1]["x"] if inside else None)
+            assert row["first_valueTrue"] == (there[0] if there else None)
+            assert row["last_valueTrue"] == (there[-1] if there else None)
+            assert row["whole"] == (sum(one["n"] for one in inside) if inside else None)
 
 
 def test_a_sum_that_64_bits_do_not_have_is_an_error() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from nosync.flow.stage import Stage
-from nosync.kernels.over_partition import PEERS, ROWS, VERSION, WHOLE, Order, OverColumn, OverPartition
+from nosync.kernels.over_partition import PEERS, ROWS, VERSION, WHOLE, Between, Order, OverColumn, OverPartition
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
@@ -134,8 +134,13 @@ def _column(window: Node, given: _Given) -> OverColumn:
 def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given) -> OverColumn:
     frame = window.windowSpec().frameSpecification()
     bounds = (kind_of(frame.frameType()), kind_of(frame.lower()), kind_of(frame.upper()))
-    if bounds not in _FRAMES:
-        raise refused(window, "a frame is the whole partition, or begins with it and ends at the current row")
+    between = _FRAMES.get(bounds) or _between(frame, bounds)
+    if between is None:
+        raise refused(
+            window,
+            "frames are translated that are the whole partition or RANGE from its begin to the current row; and ROWS, but for "
+            "those that end with the partition and do not begin with it",
+        )
     kind, (child, *others) = kind_of(function), items(function.children())
     of_type = kind_of(child.dataType())
     if kind == "Average" and of_type == "DecimalType":
@@ -146,7 +151,20 @@ def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given)
         raise refused(window, "count of several columns OVER a window is not translated")
     column = given.column(child) if kind != "Count" or child.nullable() else None
     ignores = kind in ("First", "Last") and bool(function.ignoreNulls())
-    return OverColumn("", _OF_VALUES[kind], type_, column, _FRAMES[bounds], ignores_nulls=ignores)
+    return OverColumn("", _OF_VALUES[kind], type_, column, between, ignores_nulls=ignores)
+
+
+def _between(frame: Node, bounds: tuple[str, str, str]) -> Between | None:
+    """Returns a frame of rows that are so many places before or after the current row; None for another one."""
+    kind, lower, upper = bounds
+    if kind != "RowFrame" or upper == "UnboundedFollowing":
+        return None
+    places = [0 if name == "CurrentRow" else None for name in (lower, upper)]
+    for i, (name, bound) in enumerate(((lower, frame.lower()), (upper, frame.upper()))):
+        if name not in ("CurrentRow", "UnboundedPreceding"):
+            places[i] = int(bound.eval(None))
+    first, last = places
+    return None if last is None else Between(first, last)
 
 
 def _arrow(type_: Node) -> pa.DataType:
