@@ -10,7 +10,6 @@ job's epochs run with bytes counted from then on.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,6 @@ MOST_TEXT_BYTES = 1 << 10
 """Of all strings and binary values of a row."""
 _OFFSET_BYTES = 4
 """Of a text in an Arrow batch, beside the text."""
-_SEPARATOR = "\x01"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -74,16 +72,6 @@ def handover(
         return Handover()
     settings = arrow_settings(spark, _row_bytes(schemas))
     return Handover(settings, has_text and bool(settings))
-
-
-def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
-    """Returns `rows.selectExpr`, in a few calls to the JVM in place of some for each expression."""
-    text = _SEPARATOR.join(expressions)
-    if text.count(_SEPARATOR) >= len(expressions):
-        return rows.selectExpr(*expressions)
-    jvm: Any = rows.sparkSession._jvm
-    expressions_there = jvm.PythonUtils.toSeq(_separator(jvm).splitAsStream(text).toList())
-    return DataFrame(rows._jdf.selectExpr(expressions_there), rows.sparkSession)
 
 
 def _mapped(rows: DataFrame, function: ArrowFunction, schema: StructType) -> DataFrame:
@@ -141,8 +129,3 @@ def _is_text(type_: pa.DataType) -> bool:
         is_one(type_)
         for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     )
-
-
-@functools.cache  # of each JVM
-def _separator(jvm: Any) -> Any:
-    return jvm.java.util.regex.Pattern.compile(_SEPARATOR)

@@ -14,7 +14,7 @@ from functools import reduce
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -36,9 +36,10 @@ from nosync.runtime.segment_task import (
     side_column,
 )
 from nosync.runtime.shard_run import run_shard
-from nosync.spark.arrow_transfer import ArrowFunction, Handover, selected
+from nosync.spark.arrow_transfer import ArrowFunction, Handover
 from nosync.spark.expressions import hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused_inputs import Given, given_rows
+from nosync.spark.selecting import selected
 from nosync.spark.worker import task_in_worker
 
 
@@ -222,15 +223,16 @@ def _work_of(tasks: Sequence[SegmentTask], exchange: Exchange | None) -> ArrowFu
 
 
 def _beside(index: int, frames: Mapping[int, DataFrame], ours: Sequence[str]) -> DataFrame:
-    """Returns an edge's rows in a form that has columns for the rows of all edges. `ours`: columns that all have."""
-    common: list[str | Column] = [*ours]
-    columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
+    """Returns an edge's rows in a form that has columns for the rows of all edges. `ours`: columns that all have.
+
+    Other edges' columns are null here; in the union they have those edges' types.
+    """
+    columns = [f"{index} AS {quoted(SIDE_COLUMN)}"]
     for i, frame in frames.items():
-        for f in frame.schema:
-            if f.name not in (*ours, HASH64_COLUMN):
-                value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
-                columns.append(value.alias(side_column(i, f.name)))
+        names = [name for name in frame.columns if name not in (*ours, HASH64_COLUMN)]
+        columns += [f"{quoted(name) if i == index else 'NULL'} AS {quoted(side_column(i, name))}" for name in names]
+    columns += map(quoted, ours)
     if any(HASH64_COLUMN in frame.columns for frame in frames.values()):
-        hashed = F.col(HASH64_COLUMN) if HASH64_COLUMN in frames[index].columns else F.lit(None).cast("long")
-        common.append(hashed.alias(HASH64_COLUMN))
-    return frames[index].select(*columns, *common)
+        hashed = quoted(HASH64_COLUMN) if HASH64_COLUMN in frames[index].columns else "CAST(NULL AS BIGINT)"
+        columns.append(f"{hashed} AS {quoted(HASH64_COLUMN)}")
+    return selected(frames[index], columns)

@@ -29,6 +29,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.errors import without_log
 from nosync.spark.expression_translation import step_of
+from nosync.spark.selecting import selected
 from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
 
@@ -93,10 +94,13 @@ def _apply(
     """Applies a stage. `report`: the column that says which rows carry a report; `made`: the columns that a select then
     makes of the others.
     """
-    kept = [F.col(name) for name in keep]
     if isinstance(options, StaticJoinOptions):
         return _joined(options, rows, keep, report)
     assert isinstance(options, ExpressionOptions), kind
+    texts = _texts(kind, options.expressions, keep, report, made)
+    if texts is not None:
+        return selected(rows, texts) if kind == SELECT else rows.where(texts[0])
+    kept = [F.col(name) for name in keep]
     if kind == SELECT:
         every = [F.col(quoted(name)) for name in rows.columns if name not in keep]
         chosen = [column for e in options.expressions for column in (every if is_star(e) else [_column(e)])]
@@ -110,6 +114,24 @@ def _apply(
     assert kind == WHERE, kind
     condition = _column(options.expressions[0])
     return rows.where(condition if report is None else F.when(F.col(report).isNull(), condition).otherwise(True))
+
+
+def _texts(
+    kind: str, expressions: Sequence[str | Column], keep: Sequence[str], report: str | None, made: Sequence[str]
+) -> list[str] | None:
+    """Returns as texts what a stage computes of rows some of which may carry a report: Spark is asked once for all of them,
+    where it is asked some times for each Column. None: it takes Columns to say it.
+    """
+    if report is None or not all(isinstance(e, str) for e in expressions):
+        return None
+    is_row = f"{quoted(report)} IS NULL"
+    texts = [_COMMENT.sub(lambda found: found[1] or " ", str(e)) for e in expressions]
+    if kind == WHERE:
+        return [f"IF({is_row}, ({texts[0]}\n), TRUE)"]
+    if len(texts) != len(made):
+        return None
+    found = [_guarded(text, name, is_row) for text, name in zip(texts, made, strict=True)]
+    return None if None in found else [*map(str, found), *map(quoted, keep)]
 
 
 def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
@@ -132,11 +154,16 @@ def conditional(expression: str, name: str, condition: str) -> str:
     what it computes.
     """
     expression = _COMMENT.sub(lambda found: found[1] or " ", expression)
+    return _guarded(expression, name, condition) or expression
+
+
+def _guarded(expression: str, name: str, condition: str) -> str | None:
+    """Returns what `conditional` does of an expression without comments; None where its name cannot be told."""
     match = _NAMED.match(expression)
     if _COLUMN.match(match["text"] if match else expression):
         return expression  # it cannot fail
     if match is None and (_STAR.search(expression) or re.search(rf"\s`?{re.escape(name)}`?\s*\Z", expression)):
-        return expression
+        return None
     return f"IF({condition}, ({match['text'] if match else expression}\n), NULL) AS {quoted(name)}"
 
 

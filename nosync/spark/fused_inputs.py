@@ -21,8 +21,8 @@ from nosync.flow.kinds import SELECT, WHERE
 from nosync.flow.stage_options import ExpressionOptions
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of
-from nosync.spark.arrow_transfer import selected
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
+from nosync.spark.selecting import selected
 
 
 @dataclass(frozen=True)
