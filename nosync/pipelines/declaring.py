@@ -42,7 +42,7 @@ class Pipeline:
         """Returns what a dataset reads, as the flow has it."""
         view = self.flow.views.get(dataset)
         found = view.inputs if view is not None else ()
-        names = {one.stage.name: one.name for one in self.inputs}
+        names = {one.read_as: one.name for one in self.inputs}
         return [names.get(name, name) for name in found]
 
 
@@ -160,11 +160,14 @@ class _Declared:
 
     def _add(self, dataset: Dataset, frame: DataFrame) -> None:
         plan = frame._jdf.queryExecution().analyzed()
-        self._inputs.dataset = dataset.name
+        is_plain = dataset.kind == STREAMING_TABLE and self._inputs.is_plain(plan)
+        if not is_plain:
+            recorded = {name for name, one in self.done.items() if one.kind != TEMPORARY_VIEW}
+            self._inputs.claim(self._flow, dataset.name, plan, recorded)
         if dataset.kind == TEMPORARY_VIEW:
             frame.createOrReplaceTempView(quoted(dataset.name))
             return
-        if dataset.kind == STREAMING_TABLE and self._inputs.is_plain(plan):
+        if is_plain:
             self._inputs.as_source(self._flow, dataset.name, plan)
         else:
             view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows)

@@ -7,7 +7,7 @@ and a run records the rows that are there more, and less.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Window
@@ -16,13 +16,14 @@ from pyspark.sql import functions as F
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.stage import Stage
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+from nosync.lsm.errors import FlowError
 from nosync.lsm.trace.change_feed import DELETE, INSERT
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node, items, kind_of
+from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 
 ROW_ID = "row_id"
 """The key of a table's rows: what they have in their columns, and which of equal rows it is."""
-_WITHOUT_ROWS = ("OneRowRelation",)
+_WITHOUT_ROWS = ("OneRowRelation", "View")
 
 
 @dataclass(frozen=True)
@@ -36,58 +37,105 @@ class Input:
     columns: tuple[str, ...]
     """The names of its columns as they are recorded."""
     is_stream: bool
-    stage: Stage
-    """The stage that queries read."""
     shown: str
     """What it is, as Spark says it."""
 
+    @property
+    def read_as(self) -> str:
+        """Returns the name of the stage that queries read: a table's rows are without their ids there."""
+        return self.name if self.is_stream else f"{self.name}-rows"
+
 
 class Inputs:
-    """The inputs of a project, which become sources of its flow as queries that read them are declared."""
+    """The inputs of a project, which become sources of its flow.
+
+    An input has a name that the next run gives it again, or its rows would come twice, or as those of another: that of the
+    streaming table that is it, that of its table in the catalog, or `<dataset>-input` after the dataset that reads it.
+    """
 
     def __init__(self) -> None:
         self.found: list[Input] = []
-        self.dataset = ""
-        """The dataset that is being declared, after which new ones are named."""
+
+    def claim(self, flow: Dataflow, dataset: str, plan: Node, datasets: Container[str]) -> None:
+        """Declares what a dataset's plan reads that is no dataset, and no input yet. Raises FlowError where it is not known
+        by which name.
+        """
+        mine: dict[str, str] = {}
+        for leaf in _outside_leaves(plan, datasets):
+            if self._known(leaf) is not None:
+                continue
+            name, shown = _name_in_catalog(leaf) or f"{dataset}-input", _shown(leaf)
+            if name in mine:
+                raise FlowError(
+                    f"{dataset} reads {mine[name]} and {shown}, which have no names: define each as a dataset of its own, and "
+                    "read these"
+                )
+            if any(one.name == name for one in self.found):
+                raise FlowError(f"{dataset} reads {shown} in another way than a dataset before: define it as a dataset")
+            mine[name] = shown
+            self._add(flow, name, leaf)
 
     def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
         """Returns the stage for a leaf of a plan, and its columns; None for a leaf that reads nothing."""
-        if kind_of(leaf) in _WITHOUT_ROWS or not items(leaf.output()):
-            return None
         known = self._known(leaf)
         if known is None:
-            taken = {one.name for one in self.found} | {stage.name for stage in flow.stages}
-            tries = [f"{self.dataset}-input", *(f"{self.dataset}-input-{n}" for n in range(2, len(taken) + 3))]
-            known = self._add(flow, next(name for name in tries if name not in taken), leaf)
-        return known.stage, known.columns
+            return None
+        if known.read_as not in {stage.name for stage in flow.stages}:
+            flow[known.name].select(known.read_as, *map(quoted, known.columns), persist="none")
+        return flow[known.read_as], known.columns
 
-    def as_source(self, flow: Dataflow, name: str, leaf: Node) -> Stage:
+    def as_source(self, flow: Dataflow, name: str, leaf: Node) -> None:
         """Declares a stream as a source of a name: it is what a streaming table of this name has."""
-        return self._add(flow, name, leaf).stage
+        self._add(flow, name, leaf)
 
     def is_plain(self, leaf: Node) -> bool:
         """Returns whether a plan only reads a stream that is not read yet, with names that can be recorded."""
         names = [str(one.name()) for one in items(leaf.output())]
-        is_leaf = not items(leaf.children()) and kind_of(leaf) not in ("View", *_WITHOUT_ROWS)
+        is_leaf = not items(leaf.children()) and kind_of(leaf) not in _WITHOUT_ROWS
         return is_leaf and bool(leaf.isStreaming()) and self._known(leaf) is None and _renamed(names) == names
 
     def _known(self, leaf: Node) -> Input | None:
         meant = leaf.canonicalized()
         return next((one for one in self.found if one.leaf.canonicalized().equals(meant)), None)
 
-    def _add(self, flow: Dataflow, name: str, leaf: Node) -> Input:
+    def _add(self, flow: Dataflow, name: str, leaf: Node) -> None:
         outputs = items(leaf.output())
         columns = _renamed([str(one.name()) for one in outputs])
         types = [str(one.dataType().sql()) for one in outputs]
         ddl = ", ".join(f"{quoted(column)} {type_}" for column, type_ in zip(columns, types, strict=True))
         is_stream = bool(leaf.isStreaming())
         if is_stream:
-            stage = flow.source(name, ddl)
+            flow.source(name, ddl)
         else:
-            table = flow.table(name, f"{ROW_ID} string, {ddl}", key=[ROW_ID])
-            stage = table.select(f"{name}-rows", *map(quoted, columns), persist="none")
-        self.found.append(Input(name, leaf, tuple(columns), is_stream, stage, _shown(str(leaf.simpleString(1000)))))
-        return self.found[-1]
+            flow.table(name, f"{ROW_ID} string, {ddl}", key=[ROW_ID])
+        self.found.append(Input(name, leaf, tuple(columns), is_stream, _shown(leaf)))
+
+
+def _outside_leaves(plan: Node, datasets: Container[str]) -> Iterator[Node]:
+    """Yields what a plan reads that is no dataset, in the order of the plan, subqueries included."""
+    kind, children = kind_of(plan), items(plan.children())
+    if kind == "View" and str(plan.desc().identifier().table()).lower() in datasets:
+        return
+    if not children and kind not in (*_WITHOUT_ROWS, "CTERelationRef") and items(plan.output()):
+        yield plan
+    inner = [*children, *(items(plan.cteDefs()) if kind == "WithCTE" else [])]
+    asked = (one.plan() for e in items(plan.expressions()) for one in nodes_of(e) if kind_of(one) in SUBQUERIES)
+    for below in (*inner, *asked):
+        yield from _outside_leaves(below, datasets)
+
+
+def _name_in_catalog(leaf: Node) -> str | None:
+    """Returns the name of a table of the catalog, in the characters of names here; None for what is none."""
+    kind = kind_of(leaf)
+    if kind == "LogicalRelation" and leaf.catalogTable().isDefined():
+        text = str(leaf.catalogTable().get().identifier().unquotedString())
+    elif kind == "HiveTableRelation":
+        text = str(leaf.tableMeta().identifier().unquotedString())
+    elif kind == "DataSourceV2Relation" and leaf.identifier().isDefined():
+        text = str(leaf.identifier().get().toString())
+    else:
+        return None
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")[:64] or None
 
 
 def rows_of(one: Input, frame: DataFrame) -> DataFrame:
@@ -117,9 +165,11 @@ def types_of(frame: DataFrame) -> Mapping[str, str]:
     return {field.name: field.dataType.simpleString() for field in frame.schema}
 
 
-def _shown(text: str) -> str:
+def _shown(leaf: Node) -> str:
     """Returns what Spark says of a leaf of a plan, without the numbers of its columns."""
-    text = re.sub(r"#\d+L?", "", text.removeprefix("StreamingRelation ")).removesuffix(", name=<Unassigned>")
+    text = re.sub(r"#\d+L?", "", str(leaf.simpleString(1000)).removeprefix("StreamingRelation ")).removesuffix(
+        ", name=<Unassigned>"
+    )
     return text if len(text) <= 100 else text[:97] + "..."
 
 

@@ -17,10 +17,8 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from nosync.spark.plans.catalyst import Node, items, kind_of, nodes_of
+from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 from nosync.spark.plans.query import Planner
-
-_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
 
 
 class NotYet(Exception):
@@ -139,5 +137,5 @@ def _relations(plan: Node, ctes: frozenset[str] = frozenset()) -> Iterator[tuple
         yield from _relations(child, ctes)
     for expression in items(plan.expressions()):
         for one in nodes_of(expression):
-            if kind_of(one) in _SUBQUERIES:
+            if kind_of(one) in SUBQUERIES:
                 yield from _relations(one.plan(), ctes)

@@ -139,6 +139,8 @@ def branch_off(
         raise InvalidInputError("the store has no epoch yet: run the project without --branch first")
     if branch == MAIN:
         raise InvalidInputError(f"--branch {MAIN}: that is the line that runs go on; leave --branch out")
+    if at is not None and store.manifest(at) is None:
+        raise InvalidInputError(f"epoch {at} is not sealed: the store has {store.first_sealed()} to {last}")
     before_last = last - 1 if last > store.since() and store.manifest(last - 1) is not None else last
     upgrade = upgrade_of(pipeline, store, before_last if at is None else at)
     assert upgrade.plan is not None, "there is an epoch"

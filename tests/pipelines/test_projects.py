@@ -259,6 +259,8 @@ def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> No
         assert "orders" not in str(plan.computed)
         assert report.replay is not None
         branch_off(small.declare(), store, "strict", at=None)  # the same again changes nothing
+        with pytest.raises(nosync.InvalidInputError, match="epoch 9 is not sealed: the store has 0 to 1"):
+            branch_off(small.declare(), store, "later", at=9)
         with pytest.raises(nosync.InvalidInputError, match="runs go on"):
             branch_off(small.declare(), store, "main", at=None)
     assert small.rows("totals", branch="strict") == counted(("bob", 20.0), ("ann", 30.0))
@@ -331,6 +333,28 @@ def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
 def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_path: Path, text: str, said: str) -> None:
     project = Project(tmp_path / "p", spark, t=text)
     with pytest.raises(nosync.NosyncError, match=f"(?s){said}"):
+        project.declare()
+
+
+def test_inputs_have_names_that_another_order_does_not_change(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("CREATE DATABASE raw")
+    try:
+        for name in ("a", "b"):
+            spark.sql(f"CREATE TABLE raw.{name} USING parquet AS SELECT 1 AS id, '{name}' AS {name}_is")
+        query = "SELECT * FROM raw.{} JOIN raw.{} USING (id) WHERE id IN (SELECT id FROM raw.a)"
+        project = Project(tmp_path / "p", spark, q="CREATE MATERIALIZED VIEW q AS " + query.format("a", "b"))
+        names = [one.name for one in project.declare().inputs]
+        assert names == ["spark_catalog-raw-a", "spark_catalog-raw-b"]
+        project.run()
+        assert project.rows("q") == counted(("a", "b", 1))
+        project.write("q", "CREATE MATERIALIZED VIEW q AS " + query.format("b", "a"))
+        assert [one.rows_in for one in project.run().epochs] == [0], "no row of the tables comes again"
+        assert project.rows("q") == counted(("a", "b", 1))
+    finally:
+        spark.sql("DROP DATABASE raw CASCADE")
+    two = "@dp.table\ndef a():\n    def of(name):\n        return spark.readStream.schema(f'x int, {name} int').json('data/')\n"
+    project = Project(tmp_path / "two", spark, two=two + "    return of('y').join(of('z'), 'x')\n")
+    with pytest.raises(nosync.FlowError, match="define each as a dataset of its own"):
         project.declare()
 
 

@@ -11,6 +11,8 @@ Node = Any
 """A plan, an expression, or another object of Catalyst in the JVM."""
 
 
+SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
+"""Expressions that have a plan inside."""
 _REPLACEABLE = ("RuntimeReplaceable", "InheritAnalysisRules", "RuntimeReplaceableAggregate")
 
 

@@ -15,12 +15,11 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from nosync.flow.fingerprint import fingerprint
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import command_of, quoted, text_of
-from nosync.spark.plans.catalyst import Node, id_of, is_replaceable, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import SUBQUERIES, Node, id_of, is_replaceable, items, kind_of, nodes_of, refused
 from nosync.spark.plans.relation import Coded, Expression, Relation
 from nosync.spark.session import contains
 
 _NAME = "value"
-_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
 _WITHOUT_TEXT = (
     "LambdaFunction",
     "KnownNullable",
@@ -82,7 +81,7 @@ class Expressions:
             return column(columns[id_of(e)])
         if kind == "Alias":
             return self._rewritten(e.child(), columns, known, column)
-        if kind in _SUBQUERIES:
+        if kind in SUBQUERIES:
             raise refused(e, "a subquery stands where only an expression over one row can: join with it")
         if kind == "With":  # a value that is used twice is said twice
             self._shared |= {str(one.id().toString()): one.child() for one in items(e.defs())}
