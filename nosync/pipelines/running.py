@@ -79,7 +79,7 @@ class Run:
             rows = rows_of(one, self.pipeline.planner.frame_of(one.leaf))
             run_available(partial(self._batch, job, one), rows, self._checkpoint(one), one.name)
         plan = upgrade.plan if upgrade.plan is not None and upgrade.plan.is_needed else None
-        if plan is not None and not self._epochs:  # nothing came: an epoch of no rows shows the new definitions
+        if not self._epochs and self._shows_old_code():  # nothing came: an epoch of no rows shows the new definitions
             self._advance(job, {})
         return RunReport(tuple(self._epochs), _row_counts(job, self.pipeline), plan)
 
@@ -91,12 +91,11 @@ class Run:
     def _compare_tables(self, job: Job, tables: list[Input]) -> None:
         """Runs an epoch with the rows of tables that are there more, or less, than recorded, if there are any."""
         last = self.store.last_sealed()
-        recorded = {stage.name for stage in job.flow.stages.values()} if last is not None else set()
         changes: dict[str, DataFrame] = {}
         for one in tables:
             self.say(f"comparing {one.shown} with what is recorded")
             frame = self.pipeline.planner.frame_of(one.leaf)
-            before = job.read(one.name) if one.name in recorded and self._has(one) else None
+            before = job.read(one.name) if self._has(one) else None
             changes[one.name] = changes_of(one, frame, before).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if tables and (last is None or any(not frame.isEmpty() for frame in changes.values())):
@@ -110,6 +109,12 @@ class Run:
         last = self.store.last_sealed()
         inputs = empty_inputs(self.pipeline.planner.spark, job.flow, given)
         self._note(_again(job, lambda: job.advance(0 if last is None else last + 1, inputs)))
+
+    def _shows_old_code(self) -> bool:
+        """Returns whether no epoch has run since the code was another one: in this run, or in one that died then."""
+        timeline, last = self.store.node.timelines.timeline(MAIN), self.store.last_sealed()
+        manifest = None if last is None else self.store.manifest(last)
+        return manifest is not None and bool(timeline.changed) and manifest.timeline != timeline.id
 
     def _has(self, one: Input) -> bool:
         """Returns whether the store has rows of a table: it may be new."""

@@ -23,7 +23,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("spark",)
+EXTRAS = ("spark", "pipelines")
 """What of the optional packages the suite needs."""
 OF_TESTS = ("hypothesis", "pytest", "pytest-timeout")
 _PYTHON = "Programming Language :: Python :: "
@@ -43,10 +43,11 @@ def environments(project: dict[str, Any]) -> list[Environment]:
     """The oldest and the newest that the metadata allow. `project`: the table of that name in pyproject.toml."""
     declared = [Requirement(text) for text in project["dependencies"]]
     declared += [Requirement(text) for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    declared = [each for each in declared if each.name != project["name"]]  # an extra that takes another one
     of_tests = [str(r) for r in map(Requirement, project["optional-dependencies"]["dev"]) if r.name in OF_TESTS]
     known = sorted(_numbers(text.removeprefix(_PYTHON)) for text in project["classifiers"] if text.startswith(_PYTHON))
     pythons = [".".join(map(str, version)) for version in known if len(version) == 2]
-    oldest = [f"{each.name}=={lowest(each)}" for each in declared]
+    oldest = [f"{each.name}{_extras(each)}=={lowest(each)}" for each in declared]
     return [
         Environment("oldest", lowest(Requirement(f"python{project['requires-python']}")), (*oldest, *of_tests)),
         Environment("newest", pythons[-1], (*map(str, declared), *of_tests)),
@@ -59,6 +60,10 @@ def lowest(requirement: Requirement) -> str:
         if each.operator in (">=", "=="):
             return each.version
     raise ValueError(f"{requirement} has no lowest release, expected name>=release")
+
+
+def _extras(requirement: Requirement) -> str:
+    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
 
 
 def _numbers(text: str) -> tuple[int, ...]:

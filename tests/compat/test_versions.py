@@ -254,3 +254,28 @@ def test_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore) 
             assert job.verify_view(name).is_equal, str(job.verify_view(name))
     with pytest.raises(nosync.FlowError, match="line 2: it is another value each time"):
         flow.sql("random", "SELECT n,\nrand() AS r FROM orders", spark=spark)
+
+
+def test_a_pipelines_project(spark: SparkSession, tmp_path: Path) -> None:
+    from tests.pipelines.projects import Project
+
+    text = """
+@dp.table
+def orders():
+    return spark.readStream.schema("customer string, amount double").json("data/orders")
+
+@dp.temporary_view
+def good():
+    return spark.table("orders").where("amount > 0")
+"""
+    sql = "CREATE MATERIALIZED VIEW totals AS\nSELECT customer, sum(amount) AS total FROM good GROUP BY customer;"
+    project = Project(tmp_path / "shop", spark, orders=text, totals=sql)
+    project.give("orders", [{"customer": "ann", "amount": 5}, {"customer": "bob", "amount": -1}])
+    project.run()
+    project.give("orders", [{"customer": "ann", "amount": 2}])
+    project.run()
+    assert project.rows("totals") == Counter({("ann", 7.0): 1})
+    assert project.rows("totals", as_of=0) == Counter({("ann", 5.0): 1})
+    project.write("bad", "CREATE MATERIALIZED VIEW bad AS\nSELECT customer, rand() AS r\nFROM orders;")
+    with pytest.raises(nosync.FlowError, match="rand.*line 2"):
+        project.declare()

@@ -247,6 +247,22 @@ def test_an_edited_project_goes_on_with_views_anew_and_streaming_tables_as_they_
     assert small.rows("big") == counted((20.0, "bob"), (12.0, "dee"), (2.0, "ann")), "5.0 came before"
 
 
+def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    small.run()
+    small.write("small", SMALL.replace('table("orders").where("amount > 0")', 'table("orders").where("amount > 10")'))
+
+    def dying(*_: Any) -> Any:
+        raise nosync.StorageError("the disk went away")
+
+    monkeypatch.setattr(nosync.Job, "check_query", dying)
+    with pytest.raises(nosync.StorageError, match="the disk went away"):
+        small.run()
+    monkeypatch.undo()
+    small.run()
+    assert small.rows("totals") == counted(("bob", 20.0))
+    assert small.run().epochs == ()
+
+
 def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> None:
     small.run()
     small.give("orders", [{"customer": "ann", "amount": 30}])

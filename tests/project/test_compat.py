@@ -26,14 +26,23 @@ def project() -> dict[str, Any]:
 def test_the_oldest_and_the_newest_of_the_metadata_are_tested() -> None:
     oldest, newest = run.environments(
         {
+            "name": "nosync",
             "requires-python": ">=3.11",
             "classifiers": [f"Programming Language :: Python :: {v}" for v in ("3", "3.9", "3.12", "3.13")],
             "dependencies": ["numpy>=2.0,<3"],
-            "optional-dependencies": {"spark": ["pyspark<4.4,>=4.1"], "dev": ["pytest>=8,<10", "ruff"]},
+            "optional-dependencies": {
+                "spark": ["pyspark<4.4,>=4.1"],
+                "pipelines": ["nosync[spark]", "pyspark[pipelines]<4.4,>=4.1"],
+                "dev": ["pytest>=8,<10", "ruff"],
+            },
         }
     )
-    assert oldest == run.Environment("oldest", "3.11", ("numpy==2.0", "pyspark==4.1", "pytest<10,>=8"))
-    assert newest == run.Environment("newest", "3.13", ("numpy<3,>=2.0", "pyspark<4.4,>=4.1", "pytest<10,>=8"))
+    assert oldest == run.Environment(
+        "oldest", "3.11", ("numpy==2.0", "pyspark==4.1", "pyspark[pipelines]==4.1", "pytest<10,>=8")
+    )
+    assert newest == run.Environment(
+        "newest", "3.13", ("numpy<3,>=2.0", "pyspark<4.4,>=4.1", "pyspark[pipelines]<4.4,>=4.1", "pytest<10,>=8")
+    )
 
 
 def test_a_requirement_without_a_lowest_release_is_refused() -> None:
