@@ -202,7 +202,7 @@ def test_rows_are_limited_by_all_of_their_text(spark: SparkSession) -> None:
 
 
 def test_expressions_reach_spark_as_they_are(spark: SparkSession) -> None:
-    from nosync.spark.arrow_transfer import selected
+    from nosync.spark.selecting import selected
 
     texts = ["id + 1 AS a", "'\n\\\\,;' AS `b.c`", "concat('\u2192', id) AS d", "-- nothing\n id"]
     for these in (texts, texts[:1], [*texts, "'\x01' AS e"]):
