@@ -32,6 +32,8 @@ SHARE = 100
 """An epoch changes one of so many orders."""
 ASKED = ("q1", "q3", "q18")
 SHARDS = 2
+_MEMORY = {"spark.driver.memory": "6g"}
+"""Both sides keep their rows in memory; what Spark has by itself is not enough for a million of them."""
 _SUMS = "SELECT l_suppkey, sum(l_extendedprice) AS price, count(*) AS n FROM lineitem WHERE l_quantity > 10 GROUP BY l_suppkey"
 _JOINED = """SELECT p_brand, sum(l_extendedprice) AS price, count(*) AS n FROM lineitem JOIN part ON l_partkey = p_partkey
              GROUP BY p_brand"""
@@ -114,7 +116,7 @@ def _join_by_hand(flow: nosync.Dataflow) -> None:
 
 def _beside_hand(lines: int, query: str, hand: Callable[[nosync.Dataflow], None] | None) -> float:
     """Returns the median of the seconds of an epoch, of a view or of what is made by hand."""
-    spark = local_session(CORES, "nosync-bench")
+    spark = local_session(CORES, "nosync-bench", settings=_MEMORY)
     tables = {name for name in ("lineitem", "part") if name in query}
     with tempfile.TemporaryDirectory(dir=".") as directory:
         found = _epochs(spark, Path(directory), _Given(spark, lines, tables), query, hand, lambda _: None)
@@ -124,7 +126,7 @@ def _beside_hand(lines: int, query: str, hand: Callable[[nosync.Dataflow], None]
 
 def _beside_spark(lines: int, name: str) -> tuple[float, float]:
     """Returns the medians of the seconds of an epoch, and of the query over all rows."""
-    spark = local_session(CORES, "nosync-bench")
+    spark = local_session(CORES, "nosync-bench", settings=_MEMORY)
     query = QUERIES[name]
     tables = {table for table in SCHEMAS if f" {table}" in query.replace(",", " ").replace("\n", " ")}
     given = _Given(spark, lines, tables)
@@ -160,7 +162,10 @@ def _epochs(
         hand(flow)
     with nosync.open(directory / "store", retain=100) as store:
         job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
-        job.advance(0, given.first())
+        first = given.first()
+        job.advance(0, first)
+        for frame in first.values():
+            frame.unpersist()
         seconds = []
         for t in range(1, 1 + EPOCHS):
             rows = given.changes(t)
