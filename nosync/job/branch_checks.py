@@ -47,7 +47,8 @@ def difference(
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
-    of_views = {name for view in declared.views.values() if not view.goes_on for name in view.stages}
+    views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
+    of_views = {name for view in views for name in view.stages}
     anew = stages_to_bootstrap(flow, changed, own, known, of_views)
     _check_rows_are_kept(flow, anew, declared)
     _check_states_fit(flow, changed, anew, traces, directory)

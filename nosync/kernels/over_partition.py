@@ -27,6 +27,7 @@ WHOLE, ROWS, PEERS = "whole", "rows", "peers"
 RANKS = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
 SHIFTS = ("lag", "lead")
 _MOST = 2**63
+_DIGITS = decimal.Context(prec=80)
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class _Partitions:
             return given.take(pa.array(best, mask=nothing))
         if pa.types.is_decimal(given.type):
             scale = given.type.scale
-            whole = [0 if v is None else int(v.scaleb(scale)) for v in given.to_pylist()]
+            whole = [0 if v is None else int(v.scaleb(scale, _DIGITS)) for v in given.to_pylist()]
             sums = self._sums(np.array(whole, dtype=object), frame)
             shown = [None if none else _decimal(int(v), scale) for v, none in zip(sums, nothing, strict=True)]
             return pa.array(shown, column.type)
@@ -307,6 +308,4 @@ def _codes(values: pa.Array, order: Order) -> Indices:
 
 
 def _decimal(value: int, scale: int) -> decimal.Decimal:
-    with decimal.localcontext() as context:
-        context.prec = 80
-        return decimal.Decimal(value).scaleb(-scale)
+    return decimal.Decimal(value).scaleb(-scale, _DIGITS)

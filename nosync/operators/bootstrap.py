@@ -16,6 +16,7 @@ from nosync.flow.stage_options import JoinOptions, PerKeyOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
 from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
+from nosync.lsm.errors import FlowError
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
 from nosync.lsm.trace.change_feed import DELETE, INSERT
@@ -28,12 +29,26 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
+        if CHANGE_TYPE_COLUMN not in stage.schema.names:
+            return OperatorOutput(arrange(_rows_more(stage, new, old), (), whose=str(id)))
         weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
         return OperatorOutput(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
     rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
     hashes = hash32([before.column(name) for name in _hashed_by(stage)])
     new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
     return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True)
+
+
+def _rows_more(stage: BoundStage, new: pa.Table, old: pa.Table) -> pa.Table:
+    """Returns the rows that a log which takes none back has to get. Raises FlowError where it would have to."""
+    rows = pa.concat_tables([new, old])
+    first, net = net_counts(rows, np.repeat([1, -1], [new.num_rows, old.num_rows]))
+    if (net < 0).any():
+        raise FlowError(
+            f"stage {stage.name} has rows of an earlier definition, and only adds rows: nothing can take them back. Give it "
+            "another name"
+        )
+    return rows.take(pa.array(np.repeat(first, net)))
 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:

@@ -49,6 +49,12 @@ def _statement(lines: list[str]) -> str:
     return " ".join(said)
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(" ;")
+
+
 @contextmanager
 def without_log() -> Iterator[None]:
     """Keeps Spark's Python side from printing errors of queries with their traces: whoever catches them says what is wrong."""

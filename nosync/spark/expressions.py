@@ -122,10 +122,10 @@ def _texts(
     """Returns as texts what a stage computes of rows some of which may carry a report: Spark is asked once for all of them,
     where it is asked some times for each Column. None: it takes Columns to say it.
     """
-    if report is None or not all(isinstance(e, str) for e in expressions):
+    texts = [e for e in expressions if isinstance(e, str) and not is_star(e) and "--" not in e and "/*" not in e]
+    if report is None or len(texts) != len(expressions):
         return None
     is_row = f"{quoted(report)} IS NULL"
-    texts = [_COMMENT.sub(lambda found: found[1] or " ", str(e)) for e in expressions]
     if kind == WHERE:
         return [f"IF({is_row}, ({texts[0]}\n), TRUE)"]
     if len(texts) != len(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,13 @@ def test_a_sum_that_64_bits_do_not_have_is_an_error() -> None:
     assert made(rows.slice(0, 2), Order("id"), column)["s"].tolist() == [2**62, 2**63 - 1]
     with pytest.raises(OverflowError, match="a sum is 9223372036854775808, which is beyond 64 bits"):
         made(rows, Order("id"), column)
+
+
+def test_decimals_keep_all_of_their_digits() -> None:
+    large = decimal.Decimal("12345678901234567890123456789012345678")
+    rows = pa.table({"id": [0, 1], "k": ["a", "a"], "d": pa.array([large, decimal.Decimal(1)], pa.decimal128(38, 0))})
+    found = made(rows, Order("id"), OverColumn("s", "sum", pa.decimal128(38, 0), "d", ROWS))
+    assert found["s"].tolist() == [large, decimal.Decimal("12345678901234567890123456789012345679")]
 
 
 def test_rows_that_the_order_does_not_tell_apart_have_the_same_places_in_any_run() -> None:

@@ -99,10 +99,10 @@ def _types_of(flow: Dataflow, stages: list[Stage], spark: SparkSession) -> dict[
         if stage.name in flow.views:
             found[stage.name] = dict(flow.views[stage.name].columns)
         elif not stage.inputs:
-            found[stage.name] = _of_schema(cast("StructType", StructType.fromDDL(stage.schema or "")))
+            found[stage.name] = _of_schema(cast("StructType", StructType.fromDDL(stage.schema or "")), spark)
         else:
             bound = bound or bind(flow, parse_ddl, _analyzer_of(flow, spark))
-            found[stage.name] = _of_schema(from_arrow_schema(bound.stages[stage.name].output))
+            found[stage.name] = _of_schema(from_arrow_schema(bound.stages[stage.name].output), spark)
     return found
 
 
@@ -115,8 +115,10 @@ def _analyzer_of(flow: Dataflow, spark: SparkSession) -> Analyzer:
     return known.analyzer
 
 
-def _of_schema(schema: StructType) -> dict[str, str]:
-    return {field.name: field.dataType.simpleString() for field in schema}
+def _of_schema(schema: StructType, spark: SparkSession) -> dict[str, str]:
+    """Returns types as SQL has them, with names of fields in quotes where they need some."""
+    parse = spark._jsparkSession.parseDataType
+    return {field.name: str(parse(field.dataType.json()).sql()) for field in schema}
 
 
 def _check_names(view: str, names: list[str]) -> None:
