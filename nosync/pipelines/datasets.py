@@ -26,6 +26,7 @@ class Query:
     """The file and the line where it is defined."""
     ask: Callable[[], DataFrame]
     """Returns its DataFrame. It reads other datasets by their names."""
+    is_cdc: bool = False
 
 
 @dataclass

@@ -15,16 +15,16 @@ from pyspark.sql.types import StructType
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.stage import Stage
 from nosync.flow.views import View
-from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.pipelines.datasets import MATERIALIZED_VIEW, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
 from nosync.pipelines.definitions import Definitions
-from nosync.pipelines.inputs import Input, Inputs, types_of
+from nosync.pipelines.inputs import Input, Inputs, outside_leaves, types_of
 from nosync.pipelines.reading import NotYet, ProjectPlanner
 from nosync.pipelines.spec import Spec
-from nosync.spark.errors import without_log
+from nosync.spark.errors import first_line, without_log
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node, items, kind_of
+from nosync.spark.plans.catalyst import Node
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,15 @@ def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
     """
     inputs = Inputs()
     planner = _Planner(spark, inputs)
-    if spec.catalog:
-        planner.session.catalog.setCurrentCatalog(spec.catalog)
-    if spec.database:
-        planner.session.catalog.setCurrentDatabase(spec.database)
+    try:
+        with without_log():
+            if spec.catalog:
+                planner.session.catalog.setCurrentCatalog(spec.catalog)
+            if spec.database:
+                planner.session.catalog.setCurrentDatabase(spec.database)
+    except PySparkException as error:
+        raise InvalidInputError(f"{spec.path}: {first_line(error)}") from None
+    planner.qualifiers = spec.qualifiers
     flow = Dataflow(spec.name)
     declared = _Declared(flow, planner, inputs, Definitions(spec, planner).load())
     with without_log():
@@ -106,6 +111,8 @@ class _Declared:
             self._add(dataset, frame)
         except NosyncError as error:
             raise type(error)(f"{dataset.where}: {error}") from None
+        except PySparkException as error:
+            raise FlowError(f"{dataset.where}: {dataset.name}: {first_line(error)}") from None
         self.done[name] = dataset
 
     def _asked(self, dataset: Dataset) -> DataFrame:
@@ -119,7 +126,7 @@ class _Declared:
             frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
             return frame if dataset.schema is None else _cast(frame, dataset.schema)
         except PySparkException as error:
-            raise FlowError(f"{dataset.where}: {dataset.name}: {_first_line(error)}") from None
+            raise FlowError(f"{dataset.where}: {dataset.name}: {first_line(error)}") from None
 
     def _of(self, dataset: Dataset, query: Query) -> DataFrame:
         try:
@@ -130,7 +137,7 @@ class _Declared:
             names = [*self._datasets]
             missing = (error.getMessageParameters() or {}).get("relationName", "").strip("`")
             hint = did_you_mean(missing, names) if missing and missing not in names else ""
-            raise FlowError(f"{query.where}: {query.name}: {_first_line(error)}{hint}") from None
+            raise FlowError(f"{query.where}: {query.name}: {first_line(error)}{hint}") from None
         except Exception as error:
             raise FlowError(f"{query.where}: {query.name} raised {type(error).__name__}: {error}") from error
         if dataset.kind == MATERIALIZED_VIEW and frame.isStreaming:
@@ -142,10 +149,13 @@ class _Declared:
             self._check_streams(query, frame)
         return frame
 
+    def _recorded(self) -> set[str]:
+        return {name for name, one in self.done.items() if one.kind != TEMPORARY_VIEW}
+
     @staticmethod
     def _check_streams(query: Query, frame: DataFrame) -> None:
-        leaves = items(frame._jdf.queryExecution().analyzed().collectLeaves())
-        still = next((leaf for leaf in leaves if not leaf.isStreaming() and kind_of(leaf) != "OneRowRelation"), None)
+        leaves = outside_leaves(frame._jdf.queryExecution().analyzed(), ())
+        still = next((leaf for leaf in leaves if not leaf.isStreaming()), None)
         if not frame.isStreaming:
             raise FlowError(
                 f"{query.where}: {query.name} reads no stream, and a streaming table is of rows as they come: read it with "
@@ -160,18 +170,12 @@ class _Declared:
 
     def _add(self, dataset: Dataset, frame: DataFrame) -> None:
         plan = frame._jdf.queryExecution().analyzed()
-        is_plain = dataset.kind == STREAMING_TABLE and self._inputs.is_plain(plan)
-        if not is_plain:
-            recorded = {name for name, one in self.done.items() if one.kind != TEMPORARY_VIEW}
-            self._inputs.claim(self._flow, dataset.name, plan, recorded)
+        self._inputs.claim(self._flow, dataset.name, plan, self._recorded())
         if dataset.kind == TEMPORARY_VIEW:
             frame.createOrReplaceTempView(quoted(dataset.name))
             return
-        if is_plain:
-            self._inputs.as_source(self._flow, dataset.name, plan)
-        else:
-            view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows)
-            self._flow.declare_view(view, self._planner)
+        view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows)
+        self._flow.declare_view(view, self._planner)
         self._planner.register(dataset.name, types_of(frame))
 
 
@@ -179,8 +183,3 @@ def _cast(frame: DataFrame, schema: StructType | str) -> DataFrame:
     """Returns rows with the columns that a dataset declares."""
     wanted = cast("StructType", StructType.fromDDL(schema)) if isinstance(schema, str) else schema
     return frame.select(*(F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in wanted))
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(" ;")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ from nosync.pipelines.datasets import (
 )
 from nosync.pipelines.reading import ProjectPlanner
 from nosync.pipelines.spec import Spec
-from nosync.spark.errors import without_log
+from nosync.spark.errors import first_line, without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, items, kind_of
 
@@ -68,7 +68,13 @@ class Definitions(GraphElementRegistry):
                     f"create_streaming_table({name!r}) defines it{did_you_mean(name, self.datasets)}"
                 )
             self.datasets[name].queries.append(query)
+            self.datasets[name].follows |= query.is_cdc  # what a key has is changed and taken back
         for dataset in self.datasets.values():
+            cdc = next((query for query in dataset.queries if query.is_cdc), None)
+            if cdc is not None and len(dataset.queries) > 1:
+                raise FlowError(
+                    f"{cdc.where}: {dataset.name} is the target of AUTO CDC, and can have no other flow beside it"
+                )
             if not dataset.queries:
                 raise FlowError(
                     f"{dataset.where}: nothing fills {dataset.name}: append_flow(target={dataset.name!r}) does"
@@ -93,15 +99,19 @@ class Definitions(GraphElementRegistry):
 
     def register_flow(self, flow: Flow) -> None:
         where = self._location(flow.source_code_location)
-        if flow.spark_conf:
-            raise FlowError(
-                f"{where}: {flow.name} has spark_conf, and all datasets are computed with the same: put "
-                f"{', '.join(flow.spark_conf)} into the configuration of {self._spec.path.name}"
-            )
+        self._check_conf(flow.spark_conf, flow.name, where)
         self._queries.append((flow.target, Query(flow.name, where, self._called(flow.func, flow.name, where))))
+
+    def _check_conf(self, given: Mapping[str, str] | None, name: str, where: str) -> None:
+        if given:
+            raise FlowError(
+                f"{where}: {name} has spark_conf, and all datasets are computed with the same: put {', '.join(given)} into the "
+                f"configuration of {self._spec.path.name}"
+            )
 
     def register_auto_cdc_flow(self, flow: Any) -> None:
         where = self._location(flow.source_code_location)
+        self._check_conf(flow.spark_conf, flow.name or flow.target, where)
         self._add_changes(
             flow.target, flow.name or flow.target, where, str(flow.stored_as_scd_type or 1),
             Changes(flow.source, flow.keys, flow.sequence_by, flow.apply_as_deletes, flow.column_list or None,
@@ -123,7 +133,7 @@ class Definitions(GraphElementRegistry):
                     )
                 )
         except PySparkException as error:
-            raise InvalidInputError(f"{shown}: {_first_line(error)}") from None
+            raise InvalidInputError(f"{shown}: {first_line(error)}") from None
         for one in statements:
             line = found(one.queryOrigin().line())
             self._statement(one.plan(), f"{shown}:{1 if line is None else line}")
@@ -133,10 +143,11 @@ class Definitions(GraphElementRegistry):
     def _statement(self, plan: Node, where: str) -> None:
         kind = kind_of(plan)
         if kind == "SetCommand":
-            pair = found(plan.kv())
-            if pair is not None and found(pair._2()) is not None:
-                self._planner.session.conf.set(str(pair._1()), str(found(pair._2())))
-        elif kind in ("CreateMaterializedViewAsSelect", "CreateView"):
+            raise FlowError(
+                f"{where}: SET: all datasets are computed with the same settings: put it into the configuration of "
+                f"{self._spec.path.name}"
+            )
+        if kind in ("CreateMaterializedViewAsSelect", "CreateView"):
             is_view = kind == "CreateView"
             name = _name_of(plan.child() if is_view else plan.name())
             self._add(name, MATERIALIZED_VIEW, where, None if is_view else _columns_of(plan))
@@ -157,7 +168,7 @@ class Definitions(GraphElementRegistry):
         else:
             raise FlowError(
                 f"{where}: {kind} defines no dataset: expected CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, "
-                "CREATE TEMPORARY VIEW, CREATE FLOW, or SET"
+                "CREATE TEMPORARY VIEW or CREATE FLOW"
             )
 
     def _flow(self, plan: Node, where: str) -> None:
@@ -188,18 +199,14 @@ class Definitions(GraphElementRegistry):
                 f"{where}: {target} is stored as SCD type {scd}, and only type 1 is computed. The store has its history: read "
                 "it as of any epoch"
             )
-        self._queries.append((target, Query(name, where, lambda: _newest(self._planner, changes, where))))
-        # What a key has is changed and taken back. So the dataset is one that follows its query, as views do.
-        known = self.datasets.get(self._name(target, where))
-        if known is not None:
-            known.follows = True
+        self._queries.append(
+            (target, Query(name, where, lambda: _newest(self._planner, changes, name, where), is_cdc=True))
+        )
 
     def _name(self, given: str, where: str) -> str:
         """Returns the name of a stage for a dataset's, which may say the project's catalog and database."""
         parts = [part.strip("`").lower() for part in given.split(".")]
-        spec = self._spec
-        ours = [part.lower() for part in (spec.catalog, spec.database) if part]
-        if len(parts) > 1 and parts[:-1] not in (ours, ours[1:], ours[-1:]):
+        if len(parts) > 1 and tuple(parts[:-1]) not in self._spec.qualifiers:
             raise FlowError(
                 f"{where}: {given} is in a database that is not the project's: datasets here have names of one part"
             )
@@ -226,7 +233,7 @@ class Definitions(GraphElementRegistry):
         except (FlowError, InvalidInputError):
             raise
         except Exception as error:
-            raise InvalidInputError(f"{self._shown(file)}: {type(error).__name__}: {_first_line(error)}") from error
+            raise InvalidInputError(f"{self._shown(file)}: {type(error).__name__}: {first_line(error)}") from error
 
     @contextmanager
     def _in_project(self) -> Iterator[None]:
@@ -249,7 +256,7 @@ class Definitions(GraphElementRegistry):
         return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
-def _newest(planner: ProjectPlanner, changes: Changes, where: str) -> DataFrame:
+def _newest(planner: ProjectPlanner, changes: Changes, name: str, where: str) -> DataFrame:
     """Returns the rows that AUTO CDC has: of each key what the newest of its rows says, whenever that came.
 
     Keys that were deleted are kept, so that a row which comes late does not bring one back.
@@ -263,7 +270,8 @@ def _newest(planner: ProjectPlanner, changes: Changes, where: str) -> DataFrame:
         left_out = {_name_in(one, where).lower() for one in changes.all_but or []}
         columns = [name for name in rows.columns if name.lower() not in left_out]
     is_deleted = F.lit(False) if changes.deletes is None else F.coalesce(_column(changes.deletes, where), F.lit(False))
-    message = F.lit(f"{where}: SEQUENCE BY is null in a row, and it says which row of a key is the newest")
+    # Without the line: what a message says is part of what a stage computes.
+    message = F.lit(f"AUTO CDC {name}: SEQUENCE BY is null in a row, and it says which row of a key is the newest")
     told = rows.withColumn(_DELETED, is_deleted).withColumn(
         _AT, F.when(by.isNull(), F.raise_error(message)).otherwise(by)
     )
@@ -332,8 +340,3 @@ def _text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{file}: cannot be read: {error}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(" ;")

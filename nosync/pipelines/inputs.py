@@ -23,6 +23,12 @@ from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_
 
 ROW_ID = "row_id"
 """The key of a table's rows: what they have in their columns, and which of equal rows it is."""
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Rows as texts, which tell apart all that is told apart in rows: by itself Spark writes milliseconds."""
 _WITHOUT_ROWS = ("OneRowRelation", "View")
 
 
@@ -49,8 +55,8 @@ class Input:
 class Inputs:
     """The inputs of a project, which become sources of its flow.
 
-    An input has a name that the next run gives it again, or its rows would come twice, or as those of another: that of the
-    streaming table that is it, that of its table in the catalog, or `<dataset>-input` after the dataset that reads it.
+    An input has a name that the next run gives it again, or its rows would come twice, or as those of another: that of its
+    table in the catalog, or `<dataset>-input` after the first dataset that reads it.
     """
 
     def __init__(self) -> None:
@@ -61,7 +67,7 @@ class Inputs:
         by which name.
         """
         mine: dict[str, str] = {}
-        for leaf in _outside_leaves(plan, datasets):
+        for leaf in outside_leaves(plan, datasets):
             if self._known(leaf) is not None:
                 continue
             name, shown = _name_in_catalog(leaf) or f"{dataset}-input", _shown(leaf)
@@ -84,16 +90,6 @@ class Inputs:
             flow[known.name].select(known.read_as, *map(quoted, known.columns), persist="none")
         return flow[known.read_as], known.columns
 
-    def as_source(self, flow: Dataflow, name: str, leaf: Node) -> None:
-        """Declares a stream as a source of a name: it is what a streaming table of this name has."""
-        self._add(flow, name, leaf)
-
-    def is_plain(self, leaf: Node) -> bool:
-        """Returns whether a plan only reads a stream that is not read yet, with names that can be recorded."""
-        names = [str(one.name()) for one in items(leaf.output())]
-        is_leaf = not items(leaf.children()) and kind_of(leaf) not in _WITHOUT_ROWS
-        return is_leaf and bool(leaf.isStreaming()) and self._known(leaf) is None and _renamed(names) == names
-
     def _known(self, leaf: Node) -> Input | None:
         meant = leaf.canonicalized()
         return next((one for one in self.found if one.leaf.canonicalized().equals(meant)), None)
@@ -111,7 +107,7 @@ class Inputs:
         self.found.append(Input(name, leaf, tuple(columns), is_stream, _shown(leaf)))
 
 
-def _outside_leaves(plan: Node, datasets: Container[str]) -> Iterator[Node]:
+def outside_leaves(plan: Node, datasets: Container[str]) -> Iterator[Node]:
     """Yields what a plan reads that is no dataset, in the order of the plan, subqueries included."""
     kind, children = kind_of(plan), items(plan.children())
     if kind == "View" and str(plan.desc().identifier().table()).lower() in datasets:
@@ -121,7 +117,7 @@ def _outside_leaves(plan: Node, datasets: Container[str]) -> Iterator[Node]:
     inner = [*children, *(items(plan.cteDefs()) if kind == "WithCTE" else [])]
     asked = (one.plan() for e in items(plan.expressions()) for one in nodes_of(e) if kind_of(one) in SUBQUERIES)
     for below in (*inner, *asked):
-        yield from _outside_leaves(below, datasets)
+        yield from outside_leaves(below, datasets)
 
 
 def _name_in_catalog(leaf: Node) -> str | None:
@@ -148,7 +144,7 @@ def changes_of(one: Input, frame: DataFrame, recorded: DataFrame | None) -> Data
 
     `recorded`: the rows that the store has, with their ids; None for none yet.
     """
-    contents = F.sha2(F.to_json(F.struct(*map(quoted, one.columns)), {"ignoreNullFields": "false"}), 256)
+    contents = F.sha2(F.to_json(F.struct(*map(quoted, one.columns)), _AS_JSON), 256)
     hashed = rows_of(one, frame).withColumn(ROW_ID, contents)
     place = F.row_number().over(Window.partitionBy(ROW_ID).orderBy(ROW_ID))
     now = hashed.withColumn(ROW_ID, F.concat_ws("-", ROW_ID, place)).select(ROW_ID, *map(quoted, one.columns))
@@ -162,7 +158,7 @@ def changes_of(one: Input, frame: DataFrame, recorded: DataFrame | None) -> Data
 
 def types_of(frame: DataFrame) -> Mapping[str, str]:
     """Returns Spark's types of a DataFrame's columns."""
-    return {field.name: field.dataType.simpleString() for field in frame.schema}
+    return {str(one.name()): str(one.dataType().sql()) for one in items(frame._jdf.schema())}
 
 
 def _shown(leaf: Node) -> str:

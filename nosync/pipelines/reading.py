@@ -15,8 +15,10 @@ from unittest.mock import patch
 from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from nosync.lsm.errors import FlowError
 from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 from nosync.spark.plans.query import Planner
 
@@ -37,6 +39,8 @@ class ProjectPlanner(Planner):
         self._types: dict[str, Mapping[str, str]] = {}
         self.to_come: Collection[str] = ()
         """The datasets that are not declared yet."""
+        self.qualifiers: Collection[tuple[str, ...]] = ()
+        """What may stand before the name of a dataset."""
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         self._types[name] = columns
@@ -86,6 +90,7 @@ class ProjectPlanner(Planner):
             stack.enter_context(patch.object(SparkSession, "table", checked(of_session, is_stream=False)))
             stack.enter_context(patch.object(DataStreamReader, "table", checked(read_stream, is_stream=True)))
             stack.enter_context(patch.object(SparkSession, "sql", sql_with_names))
+            stack.enter_context(patch.object(RuntimeConfig, "set", _refused_setting))
             stack.enter_context(
                 patch.object(SparkSession, "_activeSession", self.session)
             )  # what getActiveSession() returns
@@ -101,12 +106,21 @@ class ProjectPlanner(Planner):
         names = list(_relations(plan))
         for name, _ in names:
             self._check_declared(name)
+        both = {_plain(name) for name, is_stream in names if is_stream} & {
+            _plain(name) for name, is_stream in names if not is_stream
+        }
+        if both & self._types.keys():
+            raise FlowError(f"{min(both)} is read as a stream and as a table in one query: read it in one way")
         with self._as_streams([name for name, is_stream in names if is_stream]):
             yield
 
     def _check_declared(self, name: str) -> None:
-        if _plain(name) in self.to_come:
-            raise NotYet(_plain(name))
+        *before, last = (_plain(part) for part in name.split("."))
+        is_dataset = last in self.to_come or last in self._types
+        if before and is_dataset and tuple(before) in self.qualifiers:
+            raise FlowError(f"{name}: datasets of a project have names of one part here: read {last}")
+        if not before and last in self.to_come:
+            raise NotYet(last)
 
     @contextmanager
     def _as_streams(self, names: Collection[str]) -> Iterator[None]:
@@ -120,19 +134,30 @@ class ProjectPlanner(Planner):
                 self.register(name, self._types[name])
 
 
+def _refused_setting(_: object, key: str, *__: object) -> None:
+    raise FlowError(
+        f"spark.conf.set({key!r}, ...): all datasets are computed with the same settings: put it into the configuration of the "
+        "project's spec"
+    )
+
+
 def _plain(name: str) -> str:
     return name.strip("`").lower()
 
 
 def _relations(plan: Node, ctes: frozenset[str] = frozenset()) -> Iterator[tuple[str, bool]]:
-    """Yields the names of one part that a parsed query reads, but for those of its WITH, and whether as a stream."""
+    """Yields the names that a parsed query reads, but for those of its WITH, and whether as a stream."""
     kind = kind_of(plan)
     if kind == "UnresolvedRelation":
         parts = items(plan.multipartIdentifier())
-        if len(parts) == 1 and _plain(str(parts[0])) not in ctes:
-            yield str(parts[0]), bool(plan.isStreaming())
+        if len(parts) > 1 or _plain(str(parts[0])) not in ctes:
+            yield ".".join(str(part) for part in parts), bool(plan.isStreaming())
     if kind == "UnresolvedWith":
-        ctes |= {_plain(str(one._1())) for one in items(plan.cteRelations())}
+        for one in items(plan.cteRelations()):  # each sees those before it
+            yield from _relations(one._2(), ctes)
+            ctes |= {_plain(str(one._1()))}
+        yield from _relations(plan.child(), ctes)
+        return
     for child in [*items(plan.children()), *items(plan.innerChildren())]:
         yield from _relations(child, ctes)
     for expression in items(plan.expressions()):

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 
+from nosync.job.flow_versions import PLACED
 from nosync.job.job import Job
 from nosync.job.position import Position
 from nosync.job.replay import Progress, ReplayPlan, ReplayReport
 from nosync.job.reports import EpochReport
+from nosync.job.stream_checks import batches_of, check_query
 from nosync.job.upgrade import Upgrade, UpgradePlan
-from nosync.lsm.errors import DeterminismError, InvalidInputError
+from nosync.lsm.errors import DeterminismError, FlowError, InvalidInputError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
@@ -26,7 +28,7 @@ from nosync.spark.expressions import Analyzer
 from nosync.spark.pickling import frozen
 from nosync.spark.schemas import empty_inputs, parse_ddl
 from nosync.spark.session import expression_settings
-from nosync.spark.structured_streaming import run_available
+from nosync.spark.structured_streaming import last_batch, run_available
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,14 +67,13 @@ class Run:
 
         A run that died goes on where it was. Raises what `Job.advance` and `Job.upgrade` raise.
         """
+        streams = [one for one in self.pipeline.inputs if one.is_stream]
+        self._check_inputs(streams)
         upgrade = upgrade_of(self.pipeline, self.store)
         if upgrade.plan is not None and upgrade.plan.is_needed:
             self.say(str(upgrade.plan))
             upgrade.run()
         job = _job(self.pipeline, self.store, MAIN, self.shards)
-        streams = [one for one in self.pipeline.inputs if one.is_stream]
-        for one in streams:
-            job.check_query(one.name, self._checkpoint(one))
         self._compare_tables(job, [one for one in self.pipeline.inputs if not one.is_stream])
         for one in streams:
             self.say(f"reading {one.shown}")
@@ -88,6 +89,25 @@ class Run:
         root = self.store.directory.root
         return root.with_name(f"{root.name}-checkpoints") / one.name
 
+    def _check_inputs(self, streams: list[Input]) -> None:
+        """Raises FlowError where a run would take rows twice, before it changes anything."""
+        last, spark = self.store.last_sealed(), self.pipeline.planner.spark
+        manifest = None if last is None else self.store.manifest(last)
+        batches = batches_of(manifest)
+        for one in streams:
+            checkpoint = self._checkpoint(one)
+            begun, committed = (last_batch(spark, checkpoint, log) for log in ("offsets", "commits"))
+            check_query(one.name, checkpoint, batches.get(one.name), begun, committed)
+        before = set(manifest.meta.get(PLACED, {}) if manifest else {})
+        now = {stage.name for stage in self.pipeline.flow.sources}
+        if before - now and now - before and manifest is not None:
+            gone, new = (", ".join(sorted(names)) for names in (before - now, now - before))
+            raise FlowError(
+                f"input {gone} is gone, and {new} is new: were it the same under another name, its rows would come twice. An "
+                "input has the name of the first dataset that reads it: take the dataset out in a run of its own first, or "
+                "leave it as it is"
+            )
+
     def _compare_tables(self, job: Job, tables: list[Input]) -> None:
         """Runs an epoch with the rows of tables that are there more, or less, than recorded, if there are any."""
         last = self.store.last_sealed()
@@ -95,7 +115,7 @@ class Run:
         for one in tables:
             self.say(f"comparing {one.shown} with what is recorded")
             frame = self.pipeline.planner.frame_of(one.leaf)
-            before = job.read(one.name) if self._has(one) else None
+            before = None if last is None else job.read(one.name)
             changes[one.name] = changes_of(one, frame, before).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if tables and (last is None or any(not frame.isEmpty() for frame in changes.values())):
@@ -115,12 +135,6 @@ class Run:
         timeline, last = self.store.node.timelines.timeline(MAIN), self.store.last_sealed()
         manifest = None if last is None else self.store.manifest(last)
         return manifest is not None and bool(timeline.changed) and manifest.timeline != timeline.id
-
-    def _has(self, one: Input) -> bool:
-        """Returns whether the store has rows of a table: it may be new."""
-        last = self.store.last_sealed()
-        manifest = None if last is None else self.store.manifest(last)
-        return manifest is not None and any(entry.id.trace.stage == one.name for entry in manifest.entries)
 
     def _batch(self, job: Job, one: Input, rows: DataFrame, batch: int) -> None:
         self._note(_again(job, lambda: job.advance_batch(one.name, batch, {one.name: rows})))

@@ -28,6 +28,12 @@ class Spec:
         """Returns the directory of the project, from which its files are found."""
         return self.path.parent
 
+    @property
+    def qualifiers(self) -> frozenset[tuple[str, ...]]:
+        """Returns what may stand before the name of a dataset: its catalog and database, or one of them."""
+        ours = tuple(part.lower() for part in (self.catalog, self.database) if part)
+        return frozenset({ours, ours[1:], ours[-1:]} - {()})
+
     def files(self) -> list[Path]:
         """Returns the files that define datasets, each once. Raises InvalidInputError where there are none."""
         found = {

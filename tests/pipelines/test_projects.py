@@ -254,7 +254,7 @@ def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, m
     def dying(*_: Any) -> Any:
         raise nosync.StorageError("the disk went away")
 
-    monkeypatch.setattr(nosync.Job, "check_query", dying)
+    monkeypatch.setattr("nosync.pipelines.running.Run._compare_tables", dying)
     with pytest.raises(nosync.StorageError, match="the disk went away"):
         small.run()
     monkeypatch.undo()
@@ -286,7 +286,7 @@ def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> No
     )
     with (
         nosync.open(small.root / "store") as store,
-        pytest.raises(nosync.FlowError, match="source visits is not recorded"),
+        pytest.raises(nosync.FlowError, match="source visits-input is not recorded"),
     ):
         branch_off(small.declare(), store, "more", at=None)
 
@@ -304,6 +304,108 @@ def test_a_table_is_added_to_a_project_and_another_taken_out(small: Project) -> 
     assert "many" not in report.rows
     assert small.rows("visits") == counted(("ann",), ("dee",))
     assert small.rows("many", as_of=0) == counted((2,))
+
+
+def test_what_is_edited_in_a_streaming_table_reads_no_stream_again(small: Project) -> None:
+    small.run()
+    edited = SMALL.replace('json("data/orders")\n', 'json("data/orders").where("amount > 6")\n', 1)
+    small.write("small", edited)
+    small.run()
+    small.give("orders", [{"customer": "eve", "amount": 1}, {"customer": "eve", "amount": 8}])
+    small.run()
+    assert small.rows("orders") == counted((5.0, "ann"), (20.0, "bob"), (8.0, "eve"))
+    assert small.rows("totals") == counted(("ann", 5.0), ("bob", 20.0), ("eve", 8.0))
+
+
+def test_an_input_under_another_name_is_refused_and_nothing_changes(small: Project) -> None:
+    small.run()
+    small.write("small", SMALL.replace("def orders():", "def bills():").replace('"orders"', '"bills"'))
+    with pytest.raises(nosync.FlowError, match="input orders-input is gone, and bills-input is new"):
+        small.run()
+    with nosync.open(small.root / "store") as store:
+        assert [*store.branches()] == ["main"]
+
+
+def test_datasets_that_are_added_have_what_is_recorded(small: Project) -> None:
+    small.run()
+    small.write("more", "CREATE MATERIALIZED VIEW large AS SELECT customer FROM orders WHERE amount > 10;")
+    text = "@dp.table\ndef names():\n    return spark.readStream.table('orders').select('customer')\n"
+    small.write("names", text)
+    small.run()
+    assert small.rows("large") == counted(("bob",))
+    assert small.rows("names") == counted(("ann",), ("bob",))
+    small.give("orders", [{"customer": "eve", "amount": 30}])
+    small.run()
+    assert small.rows("large") == counted(("bob",), ("eve",))
+    assert small.rows("names") == counted(("ann",), ("bob",), ("eve",))
+
+
+def test_a_dataset_that_was_taken_out_does_not_come_back_and_nothing_changes(small: Project) -> None:
+    small.write(
+        "more", "CREATE MATERIALIZED VIEW counts AS SELECT customer, count(*) AS n FROM orders GROUP BY customer;"
+    )
+    small.run()
+    more = small.root / "transformations" / "more.sql"
+    text = more.read_text()
+    more.unlink()
+    small.give("orders", [{"customer": "dee", "amount": 40}])
+    small.run()
+    more.write_text(text)
+    for _ in range(2):
+        with pytest.raises(nosync.FlowError, match="stage counts was there before and was dropped"):
+            small.run()
+    more.write_text(text.replace("counts", "counted"))
+    small.run()
+    assert small.rows("counted") == counted(("ann", 1), ("bob", 1), ("dee", 1))
+
+
+def test_an_auto_cdc_that_is_defined_before_its_table_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+    feed = MORE[: MORE.index("@dp.materialized_view")]
+    text = """dp.create_auto_cdc_flow(target="people", source="feed_input", keys=["customer"], sequence_by=F.col("seq"){})
+dp.create_streaming_table("people")
+"""
+    project = Project(tmp_path / "p", spark, feed=feed, cdc=text.format(""))
+    project.give("feed", [change("ann", "Rome", 1), change("bob", "Bern", 1)])
+    project.run()
+    assert project.rows("people") == counted(("Rome", "ann", "U", 1), ("Bern", "bob", "U", 1))
+    project.write("cdc", "\n# a line more is no edit\n" + text.format(""))
+    assert project.run().upgrade is None
+    project.write("cdc", text.format(", apply_as_deletes=\"op = 'D'\""))
+    project.give("feed", [change("bob", "Bern", 2, "D")])
+    project.run()
+    assert project.rows("people") == counted(("Rome", "ann", "U", 1))
+
+
+def test_a_table_is_compared_to_the_microsecond(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('k int, at timestamp').json('data/items.json')\n"
+    project = Project(tmp_path / "p", spark, items=text)
+    project.write_table(
+        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123456Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
+    )
+    project.run()
+    project.write_table(
+        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123789Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
+    )
+    assert [one.rows_in for one in project.run().epochs] == [2]
+    assert {at.microsecond for at, _ in project.rows("items")} == {123789, 0}
+
+
+def test_a_database_is_part_of_no_name_in_queries(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("CREATE DATABASE IF NOT EXISTS shop_db")
+    try:
+        project = Project(tmp_path / "p", spark, b="CREATE MATERIALIZED VIEW b AS SELECT * FROM shop_db.a;")
+        project.write("a", "CREATE MATERIALIZED VIEW shop_db.a AS SELECT id FROM range(3);")
+        spec = project.root / "spark-pipeline.yml"
+        spec.write_text(spec.read_text() + "database: shop_db\n")
+        with pytest.raises(
+            nosync.FlowError, match=r"shop_db.a: datasets of a project have names of one part here: read a"
+        ):
+            project.declare()
+        spec.write_text(spec.read_text().replace("shop_db", "no_such_db"))
+        with pytest.raises(nosync.InvalidInputError, match="no_such_db"):
+            project.declare()
+    finally:
+        spark.sql("DROP DATABASE shop_db CASCADE")
 
 
 def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
@@ -331,6 +433,13 @@ def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
          "joins a stream with a table"),
         ("@dp.table(spark_conf={'spark.sql.ansi.enabled': 'false'})\ndef a():\n    return spark.range(3)", "spark_conf"),
         ("dp.create_streaming_table('a')", "nothing fills a"),
+        ("SET spark.sql.ansi.enabled = false;", "t.sql:1: SET: .*configuration"),
+        ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "configuration of the project"),
+        ("CREATE STREAMING TABLE a AS SELECT * FROM STREAM json.`data/` WHERE 1 IN (SELECT id FROM range(3));", "t.sql:1"),
+        ("@dp.table\ndef a():\n    spark.range(1).createOrReplaceTempView('r')\n    rows = spark.readStream.schema('id int')"
+         ".json('data/')\n    return rows.where('id IN (SELECT id FROM r)')", "joins a stream with a table"),
+        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t;\n"
+         "CREATE FLOW f AS INSERT INTO a BY NAME SELECT * FROM STREAM b;", "AUTO CDC, and can have no other flow"),
         ("@dp.append_flow(target='b')\ndef a():\n    return spark.range(3)", "create_streaming_table\\('b'\\)"),
         ("dp.create_sink('a', 'kafka', {})", "a is a sink"),
         ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
@@ -397,5 +506,5 @@ def test_a_null_sequence_is_an_error_that_names_the_flow(spark: SparkSession, tm
     cdc = "CREATE STREAMING TABLE people FLOW AUTO CDC FROM STREAM(feed_input) KEYS (customer) SEQUENCE BY seq;"
     project = Project(tmp_path / "p", spark, feed=feed, cdc=cdc)
     project.give("feed", [{"customer": "ann", "city": "Rome", "op": "U"}])
-    with pytest.raises(nosync.NosyncError, match=r"cdc.sql:1: SEQUENCE BY is null"):
+    with pytest.raises(nosync.NosyncError, match=r"AUTO CDC people: SEQUENCE BY is null"):
         project.run()
