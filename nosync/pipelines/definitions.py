@@ -264,11 +264,19 @@ def _newest(planner: ProjectPlanner, changes: Changes, name: str, where: str) ->
     rows = planner.session.readStream.table(changes.source)
     by = _column(changes.sequence_by, where)
     keys = [_name_in(one, where) for one in changes.keys]
+    left_out: list[str] = []
     if changes.columns is not None:
         columns = [_name_in(one, where) for one in changes.columns]
     else:
-        left_out = {_name_in(one, where).lower() for one in changes.all_but or []}
-        columns = [name for name in rows.columns if name.lower() not in left_out]
+        left_out = [_name_in(one, where) for one in changes.all_but or []]
+        columns = [name for name in rows.columns if name.lower() not in [one.lower() for one in left_out]]
+    there = [one.lower() for one in rows.columns]
+    for one in (*keys, *columns, *left_out):
+        if one.lower() not in there:
+            raise FlowError(
+                f"{where}: {changes.source} has no column {one!r}; it has {', '.join(rows.columns)}"
+                f"{did_you_mean(one, rows.columns)}"
+            )
     is_deleted = F.lit(False) if changes.deletes is None else F.coalesce(_column(changes.deletes, where), F.lit(False))
     # Without the line: what a message says is part of what a stage computes.
     message = F.lit(f"AUTO CDC {name}: SEQUENCE BY is null in a row, and it says which row of a key is the newest")

@@ -441,6 +441,10 @@ def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
         ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t;\n"
          "CREATE FLOW f AS INSERT INTO a BY NAME SELECT * FROM STREAM b;", "AUTO CDC, and can have no other flow"),
         ("@dp.append_flow(target='b')\ndef a():\n    return spark.range(3)", "create_streaming_table\\('b'\\)"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', except_column_list=['opp'])",
+         "t.py:11: b has no column 'opp'; it has id, op, t .*'op'"),
         ("dp.create_sink('a', 'kafka', {})", "a is a sink"),
         ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
         ("@dp.materialized_view(name='a b')\ndef a():\n    return spark.range(3)", "t.py:7: dataset name 'a b'"),
