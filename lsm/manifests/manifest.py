@@ -88,6 +88,11 @@ class Manifest:
         known = (KEEP, *RELEASING)
         return {str(s): str(p) for s, p in found.items() if p not in known} if isinstance(found, dict) else {}
 
+    @property
+    def shard_count(self) -> int | None:
+        """Returns how many shards the epoch was sealed with; None where nothing is recorded of it."""
+        return self.entries[0].id.trace.shard.count if self.entries else None
+
     def sums(self, stage: str) -> list[str]:
         """Returns the columns of a stage that may be added up; none where the manifest's version did not say so."""
         found = self.meta.get(SUMS, {})

@@ -37,7 +37,6 @@ from nosync.flow.views import NoSessionError
 from nosync.job.meanings import recorded_meanings
 from nosync.job.recovery_planner import lost_manifest
 from nosync.lsm.errors import InvalidInputError, NosyncError
-from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nosync.job.replay import ReplayPlanner
-    from nosync.job.upgrade import Upgrade
 
 
 FLOW = click.option(
@@ -104,7 +102,7 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, a
             raise NosyncError(f"{path} has no epoch yet: run the job first")
         assert last is not None, "newest raises where all epochs are lost"
         manifest = store.node.timelines.manifest(last, branch)
-        shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
+        shards = manifest.shard_count if manifest else None
         with spark_session(cores) as spark:
             yield nosync.Job(flow, store, spark=spark, shards=shards or 1, branch=branch)
 
@@ -183,7 +181,9 @@ def upgrade(
     flow = _load_flow(flow_name, cores)
     check_store(path)
     with nosync.open(path, alone=alone) as store, spark_session(cores) as spark:
-        planned = _upgrade_of(flow, store, spark, keep_as)
+        from nosync.job.upgrade import upgrade_of  # noqa: PLC0415 - needs pyspark
+
+        planned = upgrade_of(flow, store, spark, keep_as)
         plan = planned.plan
         if plan is None:
             raise NosyncError(f"{path} has no epoch yet: there is nothing to upgrade, run the job")
@@ -197,18 +197,6 @@ def upgrade(
         print_json({**dataclasses.asdict(plan), "done": done})
     elif done:
         out.print("done: start the job with the new code")
-
-
-def _upgrade_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, keep_as: str | None) -> Upgrade:
-    from nosync.job.position import Position  # noqa: PLC0415
-    from nosync.job.upgrade import Upgrade  # noqa: PLC0415
-    from nosync.spark.expressions import Analyzer  # noqa: PLC0415
-    from nosync.spark.pickling import frozen  # noqa: PLC0415
-    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
-    from nosync.spark.session import expression_settings  # noqa: PLC0415
-
-    analyze = Analyzer(spark, expression_settings(spark))
-    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as)
 
 
 def _replay_planner(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> ReplayPlanner:

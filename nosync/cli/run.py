@@ -186,22 +186,21 @@ def _show_plan(pipeline: Pipeline, path: Path, *, alone: bool, as_json: bool) ->
 
 
 def _planned(pipeline: Pipeline, path: Path, *, alone: bool) -> UpgradePlan | None:
-    from nosync.pipelines.running import upgrade_of  # noqa: PLC0415
+    from nosync.pipelines.running import planned_upgrade  # noqa: PLC0415
 
     if not path.exists():
         return None
     with nosync.open(path, alone=alone) as store:
-        return upgrade_of(pipeline, store).plan
+        return planned_upgrade(pipeline, store).plan
 
 
 def _described(pipeline: Pipeline, name: str) -> dict[str, Any]:
     dataset, view = pipeline.datasets[name], pipeline.flow.views.get(name)
-    has_stages = name in {stage.name for stage in pipeline.flow.stages}
     return {
         "name": name,
         "kind": dataset.kind,
         "reads": pipeline.reads(name),
-        "stages": len(view.stages) if view is not None else 1 if has_stages else None,
+        "stages": None if view is None else len(view.stages),
         "where": dataset.where,
         "notes": [*dataset.notes, *(view.notes if view is not None else ())],
     }

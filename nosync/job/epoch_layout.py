@@ -25,7 +25,7 @@ class EpochLayout:
         sealed = self._position.manifest(t)
         if sealed is None and flow is not self._versions.flow:
             sealed = self._versions.parents_manifest(t)
-        return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
+        return (sealed.shard_count if sealed else None) or self._shards
 
     def rows_at(self, t: int) -> int:
         """Returns how many rows the sources of a sealed epoch had."""

@@ -87,8 +87,12 @@ class JobStreams:
         """Raises FlowError where batches that `checkpoint` says are done are not those that `advance_batch` sealed, so that
         rows would be missing or come twice. Call it before the query starts.
         """
-        from nosync.spark.structured_streaming import last_batch  # noqa: PLC0415
+        check_checkpoint(self._spark, query, checkpoint, self._epochs.last_batches().get(query))
 
-        sealed = self._epochs.last_batches().get(query)
-        begun, committed = (last_batch(self._spark, checkpoint, log) for log in ("offsets", "commits"))
-        check_query(query, checkpoint, sealed, begun, committed)
+
+def check_checkpoint(spark: SparkSession, query: str, checkpoint: str | Path, sealed: int | None) -> None:
+    """Raises FlowError where a checkpoint is not that of a query of whose batches a store has those up to `sealed`."""
+    from nosync.spark.structured_streaming import last_batch  # noqa: PLC0415 - the store works without pyspark
+
+    begun, committed = (last_batch(spark, checkpoint, log) for log in ("offsets", "commits"))
+    check_query(query, checkpoint, sealed, begun, committed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -28,6 +29,9 @@ from nosync.lsm.model.layer import TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, pack
 from nosync.lsm.platform.notebook import facts_html
 from nosync.lsm.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _MEANWHILE = "upgrade-in-progress"
 """The branch that an upgrade makes and promotes; one that is there was made by an upgrade that died."""
@@ -239,6 +243,19 @@ class Upgrade:
         wanted = (timelines.timeline(MAIN).id, at, {*self._changed}, {*self._anew})
         if known is None or (known.parent, known.at, {*known.changed}, {*known.anew}) != wanted:
             self._store.node.create_branch(name, MAIN, at, self._changed, self._anew)
+
+
+def upgrade_of(
+    flow: Dataflow, store: Store, spark: SparkSession, keep_as: str | None = None, at: int | None = None
+) -> Upgrade:
+    """Returns the upgrade of a store to a flow, where no job runs. The rest is as for `Upgrade`."""
+    from nosync.spark.expressions import Analyzer  # noqa: PLC0415 - the store works without pyspark
+    from nosync.spark.pickling import frozen  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
+
+    analyze = Analyzer(spark, expression_settings(spark))
+    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as, at=at)
 
 
 def _fingerprint(flow: BoundFlow, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A project as a dataflow: each dataset is a view, a source, or a name for a query, declared after what it reads."""
+"""A project as a dataflow: each dataset is a view, or a name for a query, declared after what it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.stage import Stage
 from nosync.flow.views import View
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
@@ -24,7 +23,6 @@ from nosync.pipelines.reading import NotYet, ProjectPlanner
 from nosync.pipelines.spec import Spec
 from nosync.spark.errors import first_line, without_log
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,6 @@ class Pipeline:
         return [names.get(name, name) for name in found]
 
 
-class _Planner(ProjectPlanner):
-    """Reads queries whose other leaves are inputs."""
-
-    def __init__(self, spark: SparkSession, inputs: Inputs) -> None:
-        super().__init__(spark)
-        self._inputs = inputs
-
-    def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
-        return self._inputs.outside(flow, leaf)
-
-
 def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
     """Reads the files of a project and declares a flow of what they define.
 
@@ -64,7 +51,7 @@ def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
     up to date.
     """
     inputs = Inputs()
-    planner = _Planner(spark, inputs)
+    planner = ProjectPlanner(spark, inputs, spec.qualifiers)
     try:
         with without_log():
             if spec.catalog:
@@ -73,7 +60,6 @@ def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
                 planner.session.catalog.setCurrentDatabase(spec.database)
     except PySparkException as error:
         raise InvalidInputError(f"{spec.path}: {first_line(error)}") from None
-    planner.qualifiers = spec.qualifiers
     flow = Dataflow(spec.name)
     declared = _Declared(flow, planner, inputs, Definitions(spec, planner).load())
     with without_log():

@@ -7,7 +7,7 @@ replaces calls of the session in the same way, to keep definitions from changing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,10 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import Stage
 from nosync.lsm.errors import FlowError
+from nosync.pipelines.inputs import Inputs
 from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 from nosync.spark.plans.query import Planner
 
@@ -34,17 +37,20 @@ class NotYet(Exception):
 class ProjectPlanner(Planner):
     """Reads the queries of a project."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, inputs: Inputs, qualifiers: Collection[tuple[str, ...]] = ()) -> None:
+        """`inputs`: what it reads that is no dataset. `qualifiers`: what may stand before the name of a dataset."""
         super().__init__(spark)
+        self._inputs, self._qualifiers = inputs, qualifiers
         self._types: dict[str, Mapping[str, str]] = {}
         self.to_come: Collection[str] = ()
         """The datasets that are not declared yet."""
-        self.qualifiers: Collection[tuple[str, ...]] = ()
-        """What may stand before the name of a dataset."""
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         self._types[name] = columns
         super().register(name, columns, is_stream=is_stream)
+
+    def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
+        return self._inputs.outside(flow, leaf)
 
     def frame_of(self, plan: Node) -> DataFrame:
         """Returns a plan as a DataFrame, after Spark's analyzer if it was not there yet. Raises AnalysisException."""
@@ -117,7 +123,7 @@ class ProjectPlanner(Planner):
     def _check_declared(self, name: str) -> None:
         *before, last = (_plain(part) for part in name.split("."))
         is_dataset = last in self.to_come or last in self._types
-        if before and is_dataset and tuple(before) in self.qualifiers:
+        if before and is_dataset and tuple(before) in self._qualifiers:
             raise FlowError(f"{name}: datasets of a project have names of one part here: read {last}")
         if not before and last in self.to_come:
             raise NotYet(last)

@@ -12,11 +12,11 @@ from pyspark import StorageLevel
 
 from nosync.job.flow_versions import PLACED
 from nosync.job.job import Job
-from nosync.job.position import Position
+from nosync.job.job_streams import check_checkpoint
 from nosync.job.replay import Progress, ReplayPlan, ReplayReport
 from nosync.job.reports import EpochReport
-from nosync.job.stream_checks import batches_of, check_query
-from nosync.job.upgrade import Upgrade, UpgradePlan
+from nosync.job.stream_checks import batches_of
+from nosync.job.upgrade import Upgrade, UpgradePlan, upgrade_of
 from nosync.lsm.errors import DeterminismError, FlowError, InvalidInputError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
@@ -24,11 +24,8 @@ from nosync.lsm.store.store import Store
 from nosync.pipelines.datasets import TEMPORARY_VIEW
 from nosync.pipelines.declaring import Pipeline
 from nosync.pipelines.inputs import Input, changes_of, rows_of
-from nosync.spark.expressions import Analyzer
-from nosync.spark.pickling import frozen
-from nosync.spark.schemas import empty_inputs, parse_ddl
-from nosync.spark.session import expression_settings
-from nosync.spark.structured_streaming import last_batch, run_available
+from nosync.spark.schemas import empty_inputs
+from nosync.spark.structured_streaming import run_available
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +66,7 @@ class Run:
         """
         streams = [one for one in self.pipeline.inputs if one.is_stream]
         self._check_inputs(streams)
-        upgrade = upgrade_of(self.pipeline, self.store)
+        upgrade = planned_upgrade(self.pipeline, self.store)
         if upgrade.plan is not None and upgrade.plan.is_needed:
             self.say(str(upgrade.plan))
             upgrade.run()
@@ -95,9 +92,7 @@ class Run:
         manifest = None if last is None else self.store.manifest(last)
         batches = batches_of(manifest)
         for one in streams:
-            checkpoint = self._checkpoint(one)
-            begun, committed = (last_batch(spark, checkpoint, log) for log in ("offsets", "commits"))
-            check_query(one.name, checkpoint, batches.get(one.name), begun, committed)
+            check_checkpoint(spark, one.name, self._checkpoint(one), batches.get(one.name))
         before = set(manifest.meta.get(PLACED, {}) if manifest else {})
         now = {stage.name for stage in self.pipeline.flow.sources}
         if before - now and now - before and manifest is not None:
@@ -161,7 +156,7 @@ def branch_off(
     if at is not None and store.manifest(at) is None:
         raise InvalidInputError(f"epoch {at} is not sealed: the store has {store.first_sealed()} to {last}")
     before_last = last - 1 if last > store.since() and store.manifest(last - 1) is not None else last
-    upgrade = upgrade_of(pipeline, store, before_last if at is None else at)
+    upgrade = planned_upgrade(pipeline, store, before_last if at is None else at)
     assert upgrade.plan is not None, "there is an epoch"
     upgrade.branch_off(branch)
     job = _job(pipeline, store, branch, None)
@@ -170,22 +165,20 @@ def branch_off(
     return plan, RunReport((), _row_counts(job, pipeline), upgrade.plan, replay)
 
 
-def upgrade_of(pipeline: Pipeline, store: Store, at: int | None = None) -> Upgrade:
+def planned_upgrade(pipeline: Pipeline, store: Store, at: int | None = None) -> Upgrade:
     """Returns the upgrade of a store to a project as it is now, for the epochs after the last one, or after `at`."""
-    spark = pipeline.planner.spark
-    analyze = Analyzer(spark, expression_settings(spark))
-    return Upgrade(frozen(pipeline.flow, spark), store, Position(store, MAIN), parse_ddl, analyze, at=at)
+    return upgrade_of(pipeline.flow, store, pipeline.planner.spark, at=at)
 
 
 def _job(pipeline: Pipeline, store: Store, branch: str, shards: int | None) -> Job:
-    last = store.last_sealed(branch)
+    last, spark = store.last_sealed(branch), pipeline.planner.spark
     manifest = None if last is None else store.manifest(last, branch)
-    spark = pipeline.planner.spark
-    if manifest is not None and manifest.entries:
-        known = manifest.entries[0].id.trace.shard.count
-    else:
-        known = min(_MOST_SHARDS, spark.sparkContext.defaultParallelism)
-    return Job(pipeline.flow, store, spark=spark, shards=shards or known, branch=branch)
+    shards = (
+        shards
+        or (manifest.shard_count if manifest else None)
+        or min(_MOST_SHARDS, spark.sparkContext.defaultParallelism)
+    )
+    return Job(pipeline.flow, store, spark=spark, shards=shards, branch=branch)
 
 
 def _again(job: Job, advance: Callable[[], EpochReport | None]) -> EpochReport | None:

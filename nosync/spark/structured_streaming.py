@@ -25,6 +25,7 @@ from nosync.spark.expressions import quoted
 _SOURCE = "the source"
 """No source can have a name with a blank."""
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
+RunBatch = Callable[[DataFrame, int], object]
 
 
 class EpochsQuery(StreamingQuery):
@@ -78,6 +79,21 @@ def last_batch(spark: SparkSession, checkpoint: str | Path, log: str = "commits"
         raise InvalidInputError(f"cannot look for {checkpoint}: {error.java_exception.getMessage()}") from None
 
 
+def _noting(run_batch: RunBatch, failures: list[NosyncError]) -> Callable[[DataFrame, int], None]:
+    """Returns a function for foreachBatch that adds to `failures` what a batch raises: Spark has it inside of its own
+    error.
+    """
+
+    def noting(batch: DataFrame, batch_id: int) -> None:
+        try:
+            run_batch(batch, batch_id)
+        except NosyncError as error:
+            failures.append(error)
+            raise
+
+    return noting
+
+
 def start_stream(
     advance: Advance,
     inputs: Mapping[str, DataFrame],
@@ -95,11 +111,7 @@ def start_stream(
     failures: list[NosyncError] = []
 
     def run_batch(batch: DataFrame, batch_id: int) -> None:
-        try:
-            advance(batch_id, _split(batch, inputs))
-        except NosyncError as error:
-            failures.append(error)
-            raise
+        advance(batch_id, _split(batch, inputs))
 
     writer = _combined(inputs).writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
     if trigger:
@@ -109,28 +121,19 @@ def start_stream(
             raise InvalidInputError(
                 f"trigger {dict(trigger)!r} is none that writeStream.trigger() knows: {error}"
             ) from None
-    return EpochsQuery(writer.foreachBatch(run_batch).start(), failures)
+    return EpochsQuery(writer.foreachBatch(_noting(run_batch, failures)).start(), failures)
 
 
-def run_available(
-    run_batch: Callable[[DataFrame, int], object], rows: DataFrame, checkpoint: str | Path, name: str
-) -> None:
+def run_available(run_batch: RunBatch, rows: DataFrame, checkpoint: str | Path, name: str) -> None:
     """Gives what a stream has by now to `run_batch(rows, batch id)`, batch by batch. Returns when all has come.
 
     Raises the error of nosync that a batch raised, and NosyncError where Spark's query fails.
     """
     failures: list[NosyncError] = []
 
-    def given(batch: DataFrame, batch_id: int) -> None:
-        try:
-            run_batch(batch, batch_id)
-        except NosyncError as error:
-            failures.append(error)
-            raise
-
     try:
         writer = rows.writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).foreachBatch(given).start()
+        query = writer.trigger(availableNow=True).foreachBatch(_noting(run_batch, failures)).start()
         EpochsQuery(query, failures).awaitTermination()
     except PySparkException as error:
         raise NosyncError(f"{name}: its stream failed: {reason_of(str(error))}") from error

@@ -89,11 +89,14 @@ class Inputs:
         }
 
 
-def flow_over_inputs(name: str = "views") -> nosync.Dataflow:
+def flow_over_inputs(
+    name: str = "views", schemas: Mapping[str, str] = SCHEMAS, keys: Mapping[str, Sequence[str]] = KEYS
+) -> nosync.Dataflow:
+    """Returns a flow of tables, where inputs have keys, and of sources."""
     flow = nosync.Dataflow(name)
-    for input_name, ddl in SCHEMAS.items():
-        if input_name in KEYS:
-            flow.table(input_name, ddl, key=KEYS[input_name])
+    for input_name, ddl in schemas.items():
+        if input_name in keys:
+            flow.table(input_name, ddl, key=keys[input_name])
         else:
             flow.source(input_name, ddl)
     return flow

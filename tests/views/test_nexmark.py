@@ -8,7 +8,7 @@ import pytest
 
 import nosync
 from tests.conftest import OpenStore
-from tests.views.both_ways import differences, frames
+from tests.views.both_ways import differences, flow_over_inputs, frames
 from tests.views.nexmark import KEYS, QUERIES, REFUSED, SCHEMAS, Rows
 
 if TYPE_CHECKING:
@@ -17,21 +17,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def over_inputs() -> nosync.Dataflow:
-    flow = nosync.Dataflow("nexmark")
-    for name, ddl in SCHEMAS.items():
-        if name in KEYS:
-            flow.table(name, ddl, key=KEYS[name])
-        else:
-            flow.source(name, ddl)
-    return flow
-
-
 @pytest.mark.long("make views")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shards", [1, 4])
 def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenStore, shards: int) -> None:
-    flow, rows = over_inputs(), Rows(shards)
+    flow, rows = flow_over_inputs("nexmark", SCHEMAS, KEYS), Rows(shards)
     for name, query in QUERIES.items():
         flow.sql(name, query, spark=spark)
     store = open_store(retain=100)
@@ -60,4 +50,4 @@ def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenS
 def test_what_is_not_there_is_refused_by_name(spark: SparkSession, name: str) -> None:
     query, said = REFUSED[name]
     with pytest.raises(nosync.FlowError, match=f"view {name}: .*{said}"):
-        over_inputs().sql(name, query, spark=spark)
+        flow_over_inputs("nexmark", SCHEMAS, KEYS).sql(name, query, spark=spark)

@@ -13,7 +13,7 @@ import nosync
 from bench.tpch import KEYS, QUERIES, SCHEMAS, Tables
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from tests.conftest import OpenStore
-from tests.views.both_ways import differences, frames
+from tests.views.both_ways import differences, flow_over_inputs, frames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,9 +55,7 @@ def cancelled(lines: pa.Table) -> pa.Table:
 
 
 def declared(spark: SparkSession, queries: Mapping[str, str]) -> nosync.Dataflow:
-    flow = nosync.Dataflow("tpch")
-    for name, ddl in SCHEMAS.items():
-        flow.table(name, ddl, key=KEYS[name])
+    flow = flow_over_inputs("tpch", SCHEMAS, KEYS)
     for name, query in queries.items():
         flow.sql(name, query, spark=spark)
     return flow
