@@ -34,7 +34,7 @@ _BARE = re.compile(r"\s*([^\W\d]\w*|`[^`]+`)\s*\Z")
 _NO_COLUMNS = re.compile(r"(?:true|false|null|current_\w+|localtimestamp|user|session_user|now)\Z", re.IGNORECASE)
 """Words that are an expression by themselves."""
 _PLAIN_TOKEN = re.compile(r"`[^`]+`|[^\W\d]\w*|\d+(?:\.\d+)?[A-Za-z]*|[<>=!(),+*/%-]")
-_PLAIN = re.compile(rf"(?:\s+|{_PLAIN_TOKEN.pattern})*")
+_PLAIN = re.compile(rf"(?>\s+|{_PLAIN_TOKEN.pattern})*+")  # nothing is given back: words would be cut in all ways
 _WORDS_OF_CONDITIONS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false", "between", "like"})
 _NOT_PLAIN = frozenset(
     {
