@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from nosync.flow.declared import Known
+from nosync.flow.kinds import CHANGES
 from nosync.flow.stage import Stage
 from nosync.flow.views import Query, View, translate
 from nosync.lsm.errors import FlowError, UnknownStageError
@@ -35,7 +36,7 @@ class DeclaresViews:
 
         def _learned(self, stage: Stage) -> dict[str, Known]: ...
 
-    def sql(self, name: str, query: str, *, spark: Any = None) -> Stage:
+    def sql(self, name: str, query: str, *, emit: str = CHANGES, spark: Any = None) -> Stage:
         """Declares a view: a query in Spark's SQL over stages by their names, kept up to date.
 
             flow.sql("late", "SELECT carrier, count(*) AS n FROM flights WHERE delay > 60 GROUP BY carrier")
@@ -49,15 +50,21 @@ class DeclaresViews:
             raise FlowError(
                 f"view {name}: the query is {query!r}, expected SQL text; view() takes a function of DataFrames"
             )
-        return self.declare_view(View(name, query), spark)
+        return self.declare_view(View(name, query, emit=emit), spark)
 
-    def view(self, name: str, query: Callable[[Mapping[str, Any]], Any], *, spark: Any = None) -> Stage:
+    def view(
+        self, name: str, query: Callable[[Mapping[str, Any]], Any], *, emit: str = CHANGES, spark: Any = None
+    ) -> Stage:
         """Declares a view as a function of DataFrames by the names of stages: `flow.view("late", lambda t:
         t["flights"].where("delay > 60"))`. It returns a DataFrame. The rest is as for `sql`.
+
+        Windows with a watermark may be in it: `withWatermark("at", "10 minutes").groupBy(window("at", "5 minutes"))`. With
+        `emit="final"` each gives its row once, when the watermark has passed it: Spark's output mode append. By itself a
+        window gives its row as it changes: output mode update.
         """
         if not callable(query):
             raise FlowError(f"view {name}: {query!r} is no function of DataFrames; sql() takes text")
-        return self.declare_view(View(name, query), spark)
+        return self.declare_view(View(name, query, emit=emit), spark)
 
     @property
     def views(self) -> Mapping[str, View]:

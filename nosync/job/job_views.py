@@ -83,7 +83,8 @@ class JobViews:
         """Compares a view as of an epoch (default: the last one) with what Spark's own query gives over the recorded inputs.
 
         Doubles are equal that agree in nine digits. The rows of both come to the driver. Raises UnknownStageError for
-        something that is no view, NotAvailableError for an epoch that is not there.
+        something that is no view, NotAvailableError for an epoch that is not there, and for a view whose rows depend on when
+        others came: it dropped late rows, or gives windows once.
         """
         return self._reading.verify(view_of(name, self._versions.declared), as_of)
 

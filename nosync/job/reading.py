@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nosync.flow.bound_stage import BoundStage
-from nosync.flow.views import View
+from nosync.flow.kinds import FINAL, WINDOW
+from nosync.flow.views import View, views_below
 from nosync.job.explain import Explanation, explain
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
@@ -86,7 +87,27 @@ class Reading:
         def read(session: SparkSession, stage: str) -> DataFrame:
             return self._reader(stage).state(session, t)
 
+        for name in views_below(view, views):
+            self._check_comparable(view.name, views[name], t)
         return ViewCheck(view.name, int(t), *compare(self._spark, self._settings, view, views, read))
+
+    def _check_comparable(self, asked: str, view: View, t: int) -> None:
+        """Raises NotAvailableError where a query over all rows does not say what a view has, which goes by when they came."""
+        stages = [stage for stage in self._versions.declared.stages if stage.name in view.stages]
+        timed = [stage for stage in stages if stage.arguments.event_times]
+        other = next((stage for stage in timed if stage.kind != WINDOW or view.emit == FINAL), None)
+        if other is not None:
+            raise NotAvailableError(
+                f"view {asked} cannot be compared: what {other.name} has given depends on the watermark, and so on the epochs "
+                "in which rows came. A replay gives the same rows again"
+            )
+        for stage in timed:
+            late = self._reader(stage.late.name).state(self._spark, t).count()
+            if late:
+                raise NotAvailableError(
+                    f"view {asked} cannot be compared: {late:,} rows came after their window had closed "
+                    f"({stage.late.name}), and a query over all rows counts them"
+                )
 
     def changes(self, stage: str, after: AsOf, until: AsOf, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage."""

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.kinds import CHANGES, FINAL
 from nosync.flow.views import View
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
@@ -160,7 +161,9 @@ class _Declared:
         if dataset.kind == TEMPORARY_VIEW:
             frame.createOrReplaceTempView(quoted(dataset.name))
             return
-        view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows)
+        only_grows = dataset.kind == STREAMING_TABLE and not any(query.is_cdc for query in dataset.queries)
+        emit = FINAL if only_grows else CHANGES
+        view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows, emit=emit)
         self._flow.declare_view(view, self._planner)
         self._planner.register(dataset.name, types_of(frame))
 

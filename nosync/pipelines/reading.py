@@ -7,7 +7,7 @@ replaces calls of the session in the same way, to keep definitions from changing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -41,13 +41,8 @@ class ProjectPlanner(Planner):
         """`inputs`: what it reads that is no dataset. `qualifiers`: what may stand before the name of a dataset."""
         super().__init__(spark)
         self._inputs, self._qualifiers = inputs, qualifiers
-        self._types: dict[str, Mapping[str, str]] = {}
         self.to_come: Collection[str] = ()
         """The datasets that are not declared yet."""
-
-    def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
-        self._types[name] = columns
-        super().register(name, columns, is_stream=is_stream)
 
     def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
         return self._inputs.outside(flow, leaf)
@@ -75,7 +70,7 @@ class ProjectPlanner(Planner):
 
         def checked(ask: Callable[..., DataFrame], *, is_stream: bool) -> Callable[..., DataFrame]:
             def asking(owner: Any, tableName: str) -> DataFrame:
-                with self._as_streams([tableName] if is_stream else []):
+                with self.as_streams([_plain(tableName)] if is_stream else []):
                     self._check_declared(tableName)
                     return ask(owner, tableName)
 
@@ -117,7 +112,7 @@ class ProjectPlanner(Planner):
         }
         if both & self._types.keys():
             raise FlowError(f"{min(both)} is read as a stream and as a table in one query: read it in one way")
-        with self._as_streams([name for name, is_stream in names if is_stream]):
+        with self.as_streams([_plain(name) for name, is_stream in names if is_stream]):
             yield
 
     def _check_declared(self, name: str) -> None:
@@ -127,17 +122,6 @@ class ProjectPlanner(Planner):
             raise FlowError(f"{name}: datasets of a project have names of one part here: read {last}")
         if not before and last in self.to_come:
             raise NotYet(last)
-
-    @contextmanager
-    def _as_streams(self, names: Collection[str]) -> Iterator[None]:
-        datasets = [name for name in dict.fromkeys(map(_plain, names)) if name in self._types]
-        for name in datasets:
-            self.register(name, self._types[name], is_stream=True)
-        try:
-            yield
-        finally:
-            for name in datasets:
-                self.register(name, self._types[name])
 
 
 def _refused_setting(_: object, key: str, *__: object) -> None:

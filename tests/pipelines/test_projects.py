@@ -175,6 +175,29 @@ def test_equal_rows_of_a_table_are_counted_and_one_of_them_may_go(spark: SparkSe
     assert project.rows("items") == Counter()
 
 
+def test_windows_of_a_streaming_table_come_once_when_they_are_over(spark: SparkSession, tmp_path: Path) -> None:
+    text = (
+        "@dp.table\ndef busy():\n"
+        "    clicks = spark.readStream.schema('at timestamp, k string').json('data/clicks').withWatermark('at', '5 minutes')\n"
+        "    return clicks.groupBy(F.window('at', '10 minutes'), 'k').agg(F.count('*').alias('n')).select('k', 'n')\n"
+    )
+    project = Project(tmp_path / "p", spark, busy=text)
+
+    def give(*clicks: tuple[int, str]) -> None:
+        project.give("clicks", [{"at": f"2026-01-01T12:{minute:02}:00Z", "k": k} for minute, k in clicks])
+        project.run()
+
+    give((0, "a"), (4, "b"), (7, "a"))
+    assert project.rows("busy") == Counter()
+    give((21, "a"))
+    give((22, "a"))
+    closed = counted(("a", 2), ("b", 1))
+    assert project.rows("busy") == closed
+    give((3, "a"), (50, "a"))
+    give((51, "b"))
+    assert project.rows("busy") == closed + counted(("a", 2)), "what came late counts no more"
+
+
 def test_a_run_that_died_goes_on_and_no_row_comes_twice(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = nosync.Job.advance_batch
 
@@ -432,6 +455,8 @@ def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
         ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').join(spark.range(3), 'id')",
          "joins a stream with a table"),
         ("@dp.table(spark_conf={'spark.sql.ansi.enabled': 'false'})\ndef a():\n    return spark.range(3)", "spark_conf"),
+        ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').groupBy('id').count()",
+         "given once and never taken back"),
         ("dp.create_streaming_table('a')", "nothing fills a"),
         ("SET spark.sql.ansi.enabled = false;", "t.sql:1: SET: .*configuration"),
         ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "configuration of the project"),

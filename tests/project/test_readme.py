@@ -139,12 +139,13 @@ def test_the_page_on_sql(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page("sql.md", 4)
+    run_page("sql.md", 5)
     printed = capsys.readouterr().out
     assert "|Bern| 35.0|" in printed
     assert "view cities as of epoch 2: 1 rows, as Spark's query over its inputs gives" in printed
     assert "totals" in printed.split("note:")[0]
     assert "|Bern| 29.0|" in printed, "what the branch gives"
+    assert "rows that come 5 minutes after the newest ones" in printed
 
 
 def test_the_page_that_tests_a_flow() -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import datetime
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SCHEMAS = {
     "person": "id bigint, name string, email string, city string, state string, at timestamp",
@@ -88,12 +91,18 @@ QUERIES = {
     "q22": """SELECT auction, bidder, price, split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2,
         split(url, '/')[5] AS dir3 FROM bid""",
 }  # fmt: skip
-REFUSED = {
-    "q11": (
-        "SELECT bidder, count(*) AS n FROM bid GROUP BY bidder, session_window(at, '10 seconds')",
-        "session_window",
-    )
-}
+Q11 = "SELECT bidder, count(*) AS n FROM bid GROUP BY bidder, session_window(at, '10 seconds')"
+"""Sessions take a watermark, which users write in Python: `sessions` does."""
+
+
+def sessions(tables: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    bids = tables["bid"].withWatermark("at", "1 hour")
+    counted: DataFrame = bids.groupBy("bidder", F.session_window("at", "10 seconds")).agg(F.count("*").alias("n"))
+    return counted.select("bidder", "n")
+
+
 _TYPES = {"bigint": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", "UTC")}
 _CHANNELS = ("apple", "Google", "facebook", "baidu", "channel-9")
 

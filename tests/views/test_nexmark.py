@@ -9,7 +9,7 @@ import pytest
 import nosync
 from tests.conftest import OpenStore
 from tests.views.both_ways import differences, flow_over_inputs, frames
-from tests.views.nexmark import KEYS, QUERIES, REFUSED, SCHEMAS, Rows
+from tests.views.nexmark import KEYS, Q11, QUERIES, SCHEMAS, Rows, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,15 +24,17 @@ def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenS
     flow, rows = flow_over_inputs("nexmark", SCHEMAS, KEYS), Rows(shards)
     for name, query in QUERIES.items():
         flow.sql(name, query, spark=spark)
+    flow.view("q11", sessions, spark=spark)
+    queries = {**QUERIES, "q11": Q11}
     store = open_store(retain=100)
     job = nosync.Job(flow, store, spark=spark, shards=shards)
     for t in range(3):
         if t == 2:
             job.rescale(5 - shards)
         job.advance(t, frames(spark, rows.epoch(t)))
-        found = list(differences(spark, job, QUERIES, rows.tables()))
+        found = list(differences(spark, job, queries, rows.tables()))
         assert not found, f"epoch {t}:\n" + "\n".join(found)
-    empty = [name for name in QUERIES if not job.read(name).count()]
+    empty = [name for name in queries if not job.read(name).count()]
     assert not empty, "a query without an answer shows nothing"
     store.close()
     for path in sorted((store.directory.root / "layers").rglob("*.layer"))[::3]:
@@ -42,12 +44,10 @@ def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenS
     report = again.recover()
     assert report.recomputed
     assert not report.unrecoverable
-    found = list(differences(spark, again, QUERIES, rows.tables()))
+    found = list(differences(spark, again, queries, rows.tables()))
     assert not found, "after a loss:\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_there_is_refused_by_name(spark: SparkSession, name: str) -> None:
-    query, said = REFUSED[name]
-    with pytest.raises(nosync.FlowError, match=f"view {name}: .*{said}"):
-        flow_over_inputs("nexmark", SCHEMAS, KEYS).sql(name, query, spark=spark)
+def test_sessions_without_a_watermark_are_refused_by_name(spark: SparkSession) -> None:
+    with pytest.raises(nosync.FlowError, match=r"view q11: session_window.*withWatermark"):
+        flow_over_inputs("nexmark", SCHEMAS, KEYS).sql("q11", Q11, spark=spark)

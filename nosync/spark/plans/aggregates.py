@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from nosync.flow.stage import Stage
 from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, is_replaceable, items, kind_of, nodes_of, refused
+from nosync.spark.plans.event_time import EventWindow
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.joins import null_safe
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -31,6 +33,10 @@ _OF_WHOLE_GROUPS = ("CollectList", "CollectSet", "Percentile")
 
 _MORE_DIGITS, _MOST_DIGITS = 10, 38
 """How many digits a sum of decimals has more than these, and at most."""
+_SESSIONS = (
+    "sessions need a watermark, by which they end: say withWatermark(column, delay) before, or declare window(gap=) and the "
+    "view over it"
+)
 _ARGUMENTS = {"name", "key", "persist", "self"}
 """What `aggregate` calls its own arguments, so that no aggregate can be called so."""
 
@@ -76,26 +82,33 @@ class _Part:
 class Aggregates:
     """Makes stages of aggregates; `note` keeps what whoever runs a view should know."""
 
-    def __init__(self, stages: Stages, expressions: Expressions, note: Callable[[str], None]) -> None:
-        self._stages, self._expressions, self._note = stages, expressions, note
+    def __init__(self, stages: Stages, expressions: Expressions, note: Callable[[str], None], emit: str) -> None:
+        self._stages, self._expressions, self._note, self._emit = stages, expressions, note, emit
         self._wanted: list[tuple[Node, str]] = []
         self._taken: set[str] = set()
 
-    def of(self, plan: Node, relation: Relation, wanted: Mapping[int, str]) -> tuple[Relation, list[tuple[Node, str]]]:
+    def of(
+        self, plan: Node, relation: Relation, wanted: Mapping[int, str], windows: EventWindow | None = None
+    ) -> tuple[Relation, list[tuple[Node, str]]]:
         """Returns the groups of a relation, and the columns that have the values of expressions of a plan's answers.
         `wanted`: what columns are to be called, by the attributes of the plan, as far as they are groups and calls.
+        `windows`: those of one of the groups, if a watermark closes them.
         """
         outputs = items(plan.aggregateExpressions())
         calls = _calls_in(outputs)
-        self._wanted = [(_value_of(one), wanted[id_of(one)]) for one in outputs if id_of(one) in wanted]
+        # Those of a window are taken for its arguments.
+        are_named = [] if windows is not None else [one for one in outputs if id_of(one) in wanted]
+        self._wanted = [(_value_of(one), wanted[id_of(one)]) for one in are_named]
         keys: dict[str, Expression] = {}
         known: list[tuple[Node, str]] = []
         types: dict[str, Node] = {}
         groups = items(plan.groupingExpressions())
         self._taken = {name.lower() for name in relation.types} | _ARGUMENTS
         for group in groups:
+            if windows is not None and id_of(windows.attribute) == _id_or_none(group):
+                continue
             if kind_of(group) == "AttributeReference" and "spark.sessionWindow" in str(group.metadata().json()):
-                raise refused(group, "sessions are not translated: declare window(gap=), and the view over it")
+                raise refused(group, _SESSIONS)
             text = self._expressions.of(group, relation)
             name = (
                 relation.columns[id_of(group)]
@@ -105,7 +118,10 @@ class Aggregates:
             name = self._name_wanted(group, name) or name
             keys[name], types[name] = text, group.dataType()
             known.append((group, name))
-        stage = self._grouped(relation, keys, calls, types, known)
+        if windows is None:
+            stage = self._grouped(relation, keys, calls, types, known)
+        else:
+            stage = self._windowed(relation, keys, calls, types, known, windows)
         by_id = {id_of(group): name for group, name in known if kind_of(group) == "AttributeReference"}
         return Relation(stage, by_id, types), known
 
@@ -144,6 +160,36 @@ class Aggregates:
             stage = self._beside(stage, columns, other, joined, key_types)
             columns += joined
         return stage
+
+    def _windowed(
+        self, relation: Relation, keys: Mapping[str, Expression], calls: Sequence[Node], types: dict[str, Node],
+        known: list[tuple[Node, str]], windows: EventWindow,
+    ) -> Stage:  # fmt: skip
+        """Returns the groups by windows that a watermark closes. Adds as `_grouped` does."""
+        part = _Part(relation.stage.name)
+        for call in calls:
+            if kind_of(_function_of(call)) in _OF_WHOLE_GROUPS or _needs_distinct(call):
+                raise refused(
+                    call, "it is not there in windows that a watermark closes: aggregate rows without duplicates"
+                )
+            self._add(part, call, relation)
+        if not part.aggregates:
+            part.has(functions.count())
+        time = relation.columns[id_of(windows.time)]
+        before = self._stages.select(relation.stage, {**keys, time: quoted(time), **part.arguments})
+        stage = self._stages.window(before, time, windows, list(keys), part.aggregates, self._emit)
+        window = named("window", stage.name)
+        types[window] = windows.attribute.dataType()
+        known.append((windows.attribute, window))
+        for call, name, _ in part.answers:
+            types[name] = call.dataType()
+            known.append((call, name))
+        self._note(
+            f"rows that come {windows.watermark.delay} after the newest ones count no more where their window is closed: "
+            f"they are in the stage {stage.late.name}"
+        )
+        struct = f"named_struct('start', {quoted(START)}, 'end', {quoted(END)})"
+        return self._stages.select(stage, {**_answers(keys, part), window: struct})
 
     def _aggregated(
         self, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
@@ -318,6 +364,10 @@ class Aggregates:
             column = part.takes(f"IF(({context}) <=> {literal(one, function.pivotColumn().dataType())}, {value}, NULL)")
             texts.append(part.has(functions.max(column)))
         return f"array({', '.join(texts)})"
+
+
+def _id_or_none(group: Node) -> int | None:
+    return id_of(group) if kind_of(group) == "AttributeReference" else None
 
 
 def _answers(keys: Mapping[str, Expression], part: _Part) -> dict[str, Expression]:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import PART_SEPARATOR
+from nosync.flow.kinds import FINAL, PART_SEPARATOR
 from nosync.flow.stage import Stage
 from nosync.flow.tables import source_of
 from nosync.flow.views import NoSessionError, View
@@ -52,7 +52,7 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     analyzed = planner.analyze(view.name, view.query, inputs)
     names = [name for _, name, _ in analyzed.columns]
     _check_names(view.name, names)
-    translator = Translator(planner.session, planner, flow, inputs)
+    translator = Translator(planner.session, planner, flow, inputs, view.emit)
     try:
         relation = translator.translate(analyzed)
         final = {name: quoted(relation.columns[i]) for i, name, _ in analyzed.columns}
@@ -63,7 +63,7 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     except Refused as error:
         raise FlowError(f"view {view.name}: {error}") from None
     made = (*translator.stages.made, view.name)
-    _bound(flow, spark, view.name, made)
+    _bound(flow, spark, view, made)
     columns = tuple((name, str(type_.sql())) for _, name, type_ in analyzed.columns)
     return replace(view, columns=columns, inputs=tuple(translator.used), stages=made, notes=tuple(translator.notes))
 
@@ -131,12 +131,17 @@ def _check_names(view: str, names: list[str]) -> None:
         raise FlowError(f"view {view}: column {ours!r}: names that begin with _ are kept for nosync: rename it with AS")
 
 
-def _bound(flow: Dataflow, spark: SparkSession, view: str, made: tuple[str, ...]) -> None:
+def _bound(flow: Dataflow, spark: SparkSession, view: View, made: tuple[str, ...]) -> None:
     """Binds the flow with the view's stages. What they cannot be is told of the view: their names say nothing to users."""
     try:
-        bind(flow, parse_ddl, _analyzer_of(flow, spark))
+        bound = bind(flow, parse_ddl, _analyzer_of(flow, spark))
     except NosyncError as error:
         mine = re.match(r"stage ([a-z0-9_-]+): ", str(error))
         if mine is None or mine[1].partition(PART_SEPARATOR)[0] not in made:
             raise
-        raise FlowError(f"view {view}: {str(error)[mine.end() :]} (in its stage {mine[1]})") from error
+        raise FlowError(f"view {view.name}: {str(error)[mine.end() :]} (in its stage {mine[1]})") from error
+    if view.emit == FINAL and bound.stages[view.name].changing:
+        raise FlowError(
+            f'view {view.name}: its rows are to be given once and never taken back (emit="final", as in streaming tables), and '
+            "this query takes rows back: group them by window(...) after withWatermark(...)"
+        )

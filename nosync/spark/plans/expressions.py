@@ -90,6 +90,13 @@ class Expressions:
             return self._rewritten(self._shared[str(e.id().toString())], columns, known, column)
         if contains(self._session, e, "RUNTIME_REPLACEABLE") and is_replaceable(e):
             return self._rewritten(e.replacement(), columns, known, column)
+        if (
+            kind == "GetStructField" and column == self._unresolved
+        ):  # it asks its child for names that it does not know yet
+            below = self._rewritten(e.child(), columns, known, column)
+            literal = getattr(getattr(self._catalyst.expressions, "Literal$"), "MODULE$")
+            name = literal.apply(str(e.extractFieldName()))
+            return self._catalyst.analysis.UnresolvedExtractValue(below, name)
         children = items(e.children())
         new = [self._rewritten(child, columns, known, column) for child in children]
         if all(a is b for a, b in zip(children, new, strict=True)):

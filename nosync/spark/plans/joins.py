@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from nosync.kernels import aggregates as functions
 from nosync.spark.expressions import quoted
+from nosync.spark.plans import intervals
 from nosync.spark.plans.catalyst import Node, conjuncts, found, id_of, ids_in, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
-from nosync.spark.plans.relation import Expression, Relation, Stages, digest, named
+from nosync.spark.plans.intervals import Interval
+from nosync.spark.plans.relation import Expression, Relation, Stages, TimedJoin, digest, named
 
 _INNER, _LEFT, _RIGHT, _FULL, _SEMI, _ANTI = (
     "INNER",
@@ -46,10 +48,10 @@ class _Condition:
     both: tuple[Node, ...]
 
     @classmethod
-    def of(cls, condition: Node | None, left: Relation, right: Relation) -> _Condition:
+    def of(cls, conditions: Sequence[Node], left: Relation, right: Relation) -> _Condition:
         mine, other = {*left.columns}, {*right.columns}
         equal, parts = list[_Equal](), {"left": list[Node](), "right": list[Node](), "both": list[Node]()}
-        for one in conjuncts(condition):
+        for one in conditions:
             ids = ids_in(one)
             pair = _pair(one, mine, other) if kind_of(one) in ("EqualTo", "EqualNullSafe") else None
             if pair is not None:
@@ -79,7 +81,11 @@ class Joins:
         self._stages, self._expressions, self._note = stages, expressions, note
 
     def of(self, plan: Node, left: Relation, right: Relation) -> Relation:
-        condition = _Condition.of(found(plan.condition()), left, right)
+        parts = conjuncts(found(plan.condition()))
+        bounded = intervals.interval_of(plan, parts)
+        if bounded is not None:
+            return self._interval(plan, bounded[0], _Condition.of(bounded[1], left, right), left, right)
+        condition = _Condition.of(parts, left, right)
         how = plan.joinType()
         if kind_of(how) == "ExistenceJoin":
             return self._existence(id_of(how.exists()), how.exists().dataType(), left, right, condition)
@@ -87,6 +93,30 @@ class Joins:
         if name not in _HOW:
             raise refused(plan, f"a {name} join cannot be kept up to date")
         return self._joined(name, left, right, condition)
+
+    def _interval(
+        self, plan: Node, interval: Interval, condition: _Condition, left: Relation, right: Relation
+    ) -> Relation:
+        """Returns the join of two relations by what is equal, and by the difference of their event times."""
+        how = str(plan.joinType().sql())
+        if how not in (_INNER, _LEFT, _RIGHT, _FULL, _SEMI):
+            raise refused(plan, f"a {how} join by event time is not translated")
+        if not condition.equal:
+            raise refused(plan, "a join by event time takes columns that are equal too: so rows have a shard")
+        if how in (_INNER, _SEMI, _RIGHT):
+            left, condition = self._where(left, condition.left), replace(condition, left=())
+        if how in (_INNER, _SEMI, _LEFT):
+            right, condition = self._where(right, condition.right), replace(condition, right=())
+        beyond = (*condition.left, *condition.right, *condition.both)
+        if beyond and how != _INNER:
+            raise refused(
+                beyond[0],
+                f"a {how} join by event time compares equal columns and times only: compute it after an inner join",
+            )
+        joined = self._equal(how, left, right, condition.equal, interval)
+        late = f"{joined.stage.late_left.name} and {joined.stage.late_right.name}"
+        self._note(f"rows that come later than their side's watermark are in the stages {late}")
+        return self._where(joined, beyond)
 
     def with_value(self, relation: Relation, of_one: Relation, value: int, type_: Node) -> tuple[Relation, str]:
         """Returns a relation with the only value of another one in each row, null where that has no row."""
@@ -212,8 +242,10 @@ class Joins:
         stage = self._stages.join(rows, values_once, [asked], "left_anti")
         return Relation(stage, left.columns, left.types)
 
-    def _equal(self, how: str, left: Relation, right: Relation, equal: Sequence[_Equal]) -> Relation:
-        """Returns the join of two relations by what is to be equal; by a constant where nothing is."""
+    def _equal(
+        self, how: str, left: Relation, right: Relation, equal: Sequence[_Equal], interval: Interval | None = None
+    ) -> Relation:
+        """Returns the join of two relations by what is to be equal, and by an interval; by a constant where nothing is."""
         keys: tuple[dict[str, Expression], dict[str, Expression]] = ({}, {})
         for one in equal:
             texts = [self._expressions.of(e, side) for e, side in ((one.left, left), (one.right, right))]
@@ -233,10 +265,17 @@ class Joins:
             keys = ({key: "1"}, {key: "1"})
         kept = {name: quoted(name) for name in dict.fromkeys(left.columns.values())}
         one_sided = how in (_SEMI, _ANTI)
-        renamed = {} if one_sided else self._renamed(right, {*kept, *keys[0]})
+        # A join by event time reads the time of both sides, also where only one is given.
+        renamed = {} if one_sided and interval is None else self._renamed(right, {*kept, *keys[0]})
         of_left = self._stages.select(left.stage, {**keys[0], **kept})
         of_right = self._stages.select(right.stage, {**keys[1], **{new: quoted(old) for old, new in renamed.items()}})
-        stage = self._stages.join(of_left, of_right, list(keys[0]), _HOW[how])
+        if interval is None:
+            stage = self._stages.join(of_left, of_right, list(keys[0]), _HOW[how])
+        else:
+            time = left.columns[id_of(interval.times[0])], renamed[right.columns[id_of(interval.times[1])]]
+            delays = (interval.watermarks[0].delay, interval.watermarks[1].delay)
+            timed = TimedJoin(time, interval.within, delays)
+            stage = self._stages.interval_join(of_left, of_right, list(keys[0]), _HOW[how], timed)
         columns, types = dict(left.columns), {name: left.types[name] for name in kept}
         if not one_sided:
             columns |= {i: renamed[name] for i, name in right.columns.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.stage import Stage
@@ -17,7 +21,10 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of
+from nosync.spark.plans.event_time import has_watermark
 
+_PUSHES_FILTERS = "PushDownPredicates"
+_SAYS_WATERMARK = re.compile(r"\bwatermark\b", re.IGNORECASE)
 _SUBQUERIES = (
     "PullupCorrelatedPredicates",
     "RewriteCorrelatedScalarSubquery",
@@ -51,13 +58,27 @@ class Planner:
         # A clone, so that the user's temporary views keep their meaning, and none of ours is left behind.
         self.spark = spark
         self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        self._types: dict[str, Mapping[str, str]] = {}
         self._rules = {name: self._rule(name) for name in dict.fromkeys(RULES)}
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
+        self._types[name] = columns
         empty = self.session.readStream.format("rate").load() if is_stream else self.session.range(0)
         columns_of_null = (f"CAST(NULL AS {type_}) AS {quoted(column)}" for column, type_ in columns.items())
         empty.selectExpr(*columns_of_null).createOrReplaceTempView(quoted(name))
+
+    @contextmanager
+    def as_streams(self, names: Iterable[str]) -> Iterator[None]:
+        """Lets queries read inputs as streams meanwhile."""
+        known = {name: self._types[name] for name in names if name in self._types}
+        for name, types in known.items():
+            self.register(name, types, is_stream=True)
+        try:
+            yield
+        finally:
+            for name, types in known.items():
+                self.register(name, types)
 
     def outside(self, flow: Dataflow, leaf: Node) -> tuple[Stage, Sequence[str]] | None:
         """Returns the stage that has the rows of a leaf which is no input of the flow, with the column of each of the leaf's.
@@ -69,7 +90,7 @@ class Planner:
         """Returns what a query means. Raises FlowError naming the view for one that Spark does not understand."""
         try:
             with without_log():
-                frame = self.session.sql(query) if isinstance(query, str) else self._called(view, query, inputs)
+                frame = self._asked(view, query, inputs)
                 plan = frame._jdf.queryExecution().analyzed()
         except PySparkException as error:
             raise FlowError(f"view {view}: {_first_lines(error)}") from None
@@ -87,9 +108,31 @@ class Planner:
     def rewritten(self, plan: Node) -> Node:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
-        for name in RULES:
+        # What a filter leaves out moves a watermark below it, and not one above it: there filters stay where they are.
+        kept = [name for name in RULES if name != _PUSHES_FILTERS or not has_watermark(plan)]
+        for name in kept:
             plan = self._rules[name].apply(plan)
         return plan
+
+    def _asked(self, view: str, query: Query, inputs: Mapping[str, object]) -> DataFrame:
+        """Returns a query as a DataFrame. Where it has a watermark, its inputs are streams, for Spark's analyzer drops that
+        of others.
+        """
+        if isinstance(query, str):
+            with self.as_streams(inputs if _SAYS_WATERMARK.search(query) else ()):
+                return self.session.sql(query)
+        with_watermark, asked = ClassicDataFrame.withWatermark, []
+
+        def noted(*given: Any) -> DataFrame:
+            asked.append(given)
+            return with_watermark(*given)
+
+        with patch.object(ClassicDataFrame, "withWatermark", noted):
+            frame = self._called(view, query, inputs)
+        if not asked or frame.isStreaming:
+            return frame
+        with self.as_streams(inputs):
+            return self._called(view, query, inputs)
 
     def _called(self, view: str, query: Callable[..., Any], inputs: Mapping[str, object]) -> DataFrame:
         frames = _Frames({name: self.session.table(quoted(name)) for name in inputs})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 from pyspark.sql import Column
@@ -14,8 +14,10 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import AGGREGATE
 from nosync.flow.stage import Stage
 from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node
+from nosync.spark.plans.event_time import EventWindow, Watermark
 
 VERSION = "1"
 """Names of stages go by it. Another one is for another way to translate, so that layers of both are told apart."""
@@ -49,6 +51,14 @@ class Relation:
 
     def with_stage(self, stage: Stage) -> Relation:
         return Relation(stage, self.columns, self.types)
+
+
+class TimedJoin(NamedTuple):
+    """What an interval join takes beside its keys; of each a pair, for the left side and the right one."""
+
+    time: tuple[str, str]
+    within: tuple[str, str]
+    watermark: tuple[str, str]
 
 
 @dataclass
@@ -97,6 +107,38 @@ class Stages:
             lambda name: given.aggregate(name, key=list(key), persist=None, **aggregates),
         )  # fmt: skip
 
+    def window(
+        self, given: Stage, time: str, window: EventWindow, key: Sequence[str], aggregates: dict[str, Aggregate], emit: str
+    ) -> Stage:  # fmt: skip
+        of_sessions = window.slide is None
+        lengths = {
+            "size": None if of_sessions else window.size,
+            "slide": window.slide,
+            "gap": window.size if of_sessions else None,
+        }
+        watermark, policy = window.watermark.delay, window.watermark.policy
+        parts = [*key, time, *(f"{word}={text}" for word, text in lengths.items()), watermark, policy, emit]
+        return self._stage(
+            "window", [given], [*parts, *(f"{name}={aggregate!r}" for name, aggregate in aggregates.items())],
+            (*key, START, END, *aggregates),
+            lambda name: given.window(
+                name, time=time, size=lengths["size"], slide=lengths["slide"], gap=lengths["gap"], key=list(key),
+                watermark=watermark, keep=None, policy=policy, idle_after=None, expiry=None, emit=emit, persist=None,
+                **aggregates,
+            ),
+        )  # fmt: skip
+
+    def dedupe_within(
+        self, given: Stage, key: Sequence[str], time: str, watermark: Watermark, within: str
+    ) -> Stage:  # fmt: skip
+        return self._stage(
+            "dedupe", [given], [*key, time, watermark.delay, watermark.policy, within], self._of(given),
+            lambda name: given.dedupe(
+                name, key=list(key), time=time, watermark=watermark.delay, within=within,
+                policy=watermark.policy,
+            ),
+        )  # fmt: skip
+
     def distinct(self, given: Stage) -> Stage:
         return self._stage("distinct", [given], [], self._of(given), given.dedupe)
 
@@ -110,6 +152,16 @@ class Stages:
         return self._stage(
             "join", [left, right], [how, *on], columns, lambda name: left.join(name, right, on=list(on), how=how)
         )
+
+    def interval_join(self, left: Stage, right: Stage, on: Sequence[str], how: str, of: TimedJoin) -> Stage:
+        rest = () if how == "left_semi" else tuple(name for name in self._of(right) if name not in on)
+        columns = (*on, *(name for name in self._of(left) if name not in on), *rest)
+        return self._stage(
+            "join", [left, right], [how, *on, *of.time, *of.within, *of.watermark], columns,
+            lambda name: left.join(
+                name, right, on=list(on), how=how, time=of.time, within=of.within, watermark=of.watermark
+            ),
+        )  # fmt: skip
 
     def union(self, parts: Sequence[Stage]) -> Stage:
         if len(parts) == 1:

@@ -8,18 +8,16 @@ from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
 from nosync.spark.expressions import quoted
-from nosync.spark.plans import generators
+from nosync.spark.plans import event_time, generators
 from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, id_of, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, items, kind_of, nodes_of, refused
+from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over
 from nosync.spark.plans.query import Analyzed, Planner
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 
-_WATERMARK = (
-    "views over windows that close are not there yet: declare the window with window(watermark=), and the view over it"
-)
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
 _OF_INPUTS = ("Range", "StreamingRelationV2")
 """What an input is made of while queries are read."""
@@ -31,7 +29,6 @@ _REFUSED: Mapping[str, str] = {
     "OneRowRelation": "it reads no input: SELECT without FROM is one row for ever",
     "UnionLoop": "WITH RECURSIVE is not translated: iterate() computes it in a flow",
     "Sample": "which rows a sample has is chance: filter by a hash of a column",
-    "EventTimeWatermark": _WATERMARK,
     "MapInPandas": "functions over rows of many epochs are a stage of their own: map() in the flow",
     "FlatMapGroupsInPandas": "it is a stage of its own: per_key() in the flow",
     "CollectMetrics": "metrics are of one run: leave observe() out",
@@ -42,14 +39,22 @@ class Translator:
     """Turns the plan of one view into stages of a flow."""
 
     def __init__(
-        self, session: SparkSession, planner: Planner, flow: Dataflow, inputs: Mapping[str, Mapping[str, Node]]
+        self,
+        session: SparkSession,
+        planner: Planner,
+        flow: Dataflow,
+        inputs: Mapping[str, Mapping[str, Node]],
+        emit: str,
     ) -> None:
-        """`inputs`: the stages that a view can name, each with its columns and their types."""
+        """`inputs`: the stages that a view can name, each with its columns and their types. `emit`: how windows give
+        their rows.
+        """
         self._planner, self._flow, self._inputs = planner, flow, inputs
         self.stages, self.notes = Stages(flow), dict[str, None]()
         self._expressions = Expressions(session)
-        self._aggregates = Aggregates(self.stages, self._expressions, self.note)
+        self._aggregates = Aggregates(self.stages, self._expressions, self.note, emit)
         self._joins = Joins(self.stages, self._expressions, self.note)
+        self._emit = emit
         self._over = Over(self.stages, self._expressions)
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
@@ -185,8 +190,34 @@ class Translator:
 
     def _aggregate(self, plan: Node) -> Relation:
         wanted = self._wanted if plan is self._top else {}
-        groups, known = self._aggregates.of(plan, self._of(plan.child()), wanted)
+        found = (event_time.window_of(plan, group, self._emit) for group in items(plan.groupingExpressions()))
+        windows = next((one for one in found if one is not None), None)
+        rows = self._of(plan.child()) if windows is None else self._rows_of(windows)
+        groups, known = self._aggregates.of(plan, rows, wanted, windows)
         return self.projected(groups, items(plan.aggregateExpressions()), known)
+
+    def _rows_of(self, windows: EventWindow) -> Relation:
+        """Returns the rows that are put into windows, which a stage does."""
+        relation = self._of(windows.made_in.child())
+        if kind_of(windows.made_in) == "Project":
+            relation = self._without_window(relation, windows.made_in, windows)
+        for plan in windows.above:
+            if kind_of(plan) == "Project":
+                relation = self._without_window(relation, plan, windows)
+                continue
+            for condition in conjuncts(plan.condition()):
+                if not event_time.is_within(condition, windows):
+                    stage = self.stages.where(relation.stage, self._expressions.of(condition, relation))
+                    relation = relation.with_stage(stage)
+        return relation
+
+    def _without_window(self, relation: Relation, plan: Node, windows: EventWindow) -> Relation:
+        window, time = id_of(windows.attribute), id_of(windows.time)
+        chosen = [one for one in items(plan.projectList()) if id_of(one) != window]
+        return self.projected(relation, chosen if time in map(id_of, chosen) else [*chosen, windows.time])
+
+    def _eventtimewatermark(self, plan: Node) -> Relation:
+        return self._of(plan.child())
 
     def _join(self, plan: Node) -> Relation:
         return self._joins.of(plan, self._of(plan.left()), self._of(plan.right()))
@@ -226,10 +257,26 @@ class Translator:
         return relation.with_stage(self.stages.distinct(relation.stage))
 
     def _deduplicate(self, plan: Node) -> Relation:
+        timed = event_time.of_rows(plan.child())
+        if timed is not None and id_of(timed[0]) in map(id_of, items(plan.keys())):
+            return self._deduped(plan, *timed, within="0 seconds")
         relation = self.only(self._of(plan.child()), items(plan.output()))
         self.note("dropDuplicates of some columns: of several rows the first that came stays; Spark's choice is chance")
         key = [relation.columns[id_of(one)] for one in items(plan.keys())]
         return relation.with_stage(self.stages.dedupe(relation.stage, key))
+
+    def _deduplicatewithinwatermark(self, plan: Node) -> Relation:
+        timed = event_time.of_rows(plan.child())
+        if timed is None:
+            raise refused(plan, "it takes a watermark: say withWatermark(column, delay) before")
+        return self._deduped(plan, *timed, within=timed[1].delay)
+
+    def _deduped(self, plan: Node, time: Node, watermark: Watermark, *, within: str) -> Relation:
+        relation = self.only(self._of(plan.child()), items(plan.output()))
+        key = [relation.columns[id_of(one)] for one in items(plan.keys())]
+        stage = self.stages.dedupe_within(relation.stage, key, relation.columns[id_of(time)], watermark, within)
+        self.note(f"rows that come {watermark.delay} after the newest ones are in the stage {stage.late.name}")
+        return relation.with_stage(stage)
 
     def only(self, relation: Relation, attributes: Sequence[Node]) -> Relation:
         """Returns a relation without the columns that nothing is asked of."""

@@ -1,0 +1,273 @@
+"""Windows that a watermark closes: what a plan says of them, after Spark has written them as expressions over each row.
+
+Spark's analyzer turns `window(at, "5 minutes")` into a struct that is computed of `at`, and marks the column; that of the
+event time has the delay of its watermark. The length of windows is read back from the struct.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from py4j.java_gateway import get_field
+
+from nosync.flow.kinds import FINAL
+from nosync.kernels.windows import MAX, MIN
+from nosync.spark.plans.catalyst import Node, conjuncts, id_of, ids_in, items, kind_of, nodes_of, refused
+
+WATERMARK_NODE = "EventTimeWatermark"
+_DELAY, _WINDOW, _SESSION = "spark.watermarkDelayMs", "spark.timeWindow", "spark.sessionWindow"
+_UNITS = (
+    ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000), ("millisecond", 1000), ("microsecond", 1),
+)  # fmt: skip
+_DAY_US = 86_400_000_000
+_UTC = ("UTC", "Etc/UTC", "Z", "GMT", "+00:00")
+ADDS_INTERVAL = ("TimeAdd", "TimestampAddInterval")
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A watermark, as stages take it."""
+
+    delay: str
+    policy: str
+    """Which input counts where rows come by several ones. One watermark over all of them is that of the fastest."""
+
+
+@dataclass(frozen=True)
+class EventWindow:
+    """The windows by which a plan groups rows."""
+
+    attribute: Node
+    """The column of the plan that has the window."""
+    time: Node
+    made_in: Node
+    """The part of the plan that puts rows into windows: Project or Expand."""
+    above: tuple[Node, ...]
+    """What is between it and the aggregate, the lowest first: Project and Filter."""
+    size: str
+    slide: str | None
+    """None: of sessions, of which `size` is the gap."""
+    watermark: Watermark
+
+
+def window_of(aggregate: Node, group: Node, emit: str) -> EventWindow | None:
+    """Returns the windows of a grouping expression whose rows have a watermark. None: it is something else, or windows of
+    windows that still change, of which no watermark says when they are over.
+
+    Raises Refused for windows that are not there.
+    """
+    marks = _marks(group)
+    if _DELAY not in marks or not (_WINDOW in marks or _SESSION in marks):
+        return None
+    of_windows = any(kind_of(one) == "Aggregate" for one in _nodes(aggregate.child()))
+    if of_windows and emit != FINAL:
+        return None
+    above: list[Node] = []
+    plan = aggregate.child()
+    while True:
+        made = _made_in(plan, group)
+        if made is not None:
+            break
+        if kind_of(plan) not in ("Project", "Filter"):
+            return None  # a window of windows: it groups rows that are given when their window is final
+        above.insert(0, plan)
+        plan = plan.child()
+    struct = made.child() if kind_of(made) == "Alias" else made
+    if kind_of(struct) != "CreateNamedStruct":
+        return None
+    # Windows that are final come when the watermark has passed them, in order.
+    watermark = watermark_of(aggregate, 0 if of_windows else marks[_DELAY])
+    zone = str(aggregate.conf().sessionLocalTimeZone())
+    time, size, slide = _session(group, struct, zone) if _SESSION in marks else _aligned(group, struct)
+    return EventWindow(group, time, plan, tuple(above), size, slide, watermark)
+
+
+def of_rows(plan: Node) -> tuple[Node, Watermark] | None:
+    """Returns the column of a plan's rows that has a watermark."""
+    for one in items(plan.output()):
+        delay = _marks(one).get(_DELAY)
+        if delay is not None and kind_of(one.dataType()) != "StructType":
+            return one, watermark_of(plan, delay)
+    return None
+
+
+def watermark_of(plan: Node, delay_ms: int) -> Watermark:
+    """Returns the watermark of what comes to a plan. Raises Refused where it is of several with different delays, or rows
+    are left out between the watermark and here by their event time.
+    """
+    marks = list(_watermarks(plan))
+    joined = next(
+        (one for one in _nodes(plan) if kind_of(one) == "Join" and all(map(has_watermark, items(one.children())))), None
+    )
+    if joined is not None:
+        raise refused(
+            joined,
+            "a join by event time gives rows long after their time, so that none is late behind it: leave the watermark "
+            "of what follows out, as a view over this one does",
+        )
+    delays = {_delay_of(one) for one in marks}
+    if len(delays) > 1:
+        raise refused(
+            marks[-1],
+            "rows that come together here have watermarks of different delays, and a stage has one for all: give them the same",
+        )
+    for one in marks:
+        _check_not_filtered(plan, one, id_of(one.eventTime()))
+    policy = str(plan.conf().getConfString(_POLICY, MIN)).lower()
+    return Watermark(duration(1000 * delay_ms), policy if len(marks) > 1 else MAX)
+
+
+def _check_not_filtered(plan: Node, mark: Node, time: int) -> None:
+    """Spark's watermark follows rows that a filter by event time leaves out; that of a stage sees them no more."""
+    for one in _above(plan, mark):
+        if kind_of(one) == "Filter":
+            by_time = [part for part in conjuncts(one.condition()) if time in ids_in(part)]
+            more = next((part for part in by_time if not _is_of_windows(part)), None)
+            if more is not None:
+                raise refused(
+                    more,
+                    "rows are left out by their event time after withWatermark, which goes by all: filter before it",
+                )
+
+
+def _above(plan: Node, mark: Node) -> Iterator[Node]:
+    """Yields the nodes from a plan down to one in it."""
+    if any(one.equals(mark) for one in _watermarks(plan)):
+        yield plan
+        if not plan.equals(mark):
+            for child in items(plan.children()):
+                yield from _above(child, mark)
+
+
+def has_watermark(plan: Node) -> bool:
+    """Returns whether rows of a plan have a watermark."""
+    return next(_watermarks(plan), None) is not None
+
+
+def _watermarks(plan: Node) -> Iterator[Node]:
+    return (one for one in _nodes(plan) if kind_of(one) == WATERMARK_NODE)
+
+
+def _nodes(plan: Node) -> Iterator[Node]:
+    yield plan
+    for child in items(plan.children()):
+        yield from _nodes(child)
+
+
+def _is_of_windows(condition: Node) -> bool:
+    """Returns whether a condition is one that Spark adds where it puts rows into windows."""
+    return kind_of(condition) == "IsNotNull" or any(
+        _WINDOW in _marks(one) or _SESSION in _marks(one)
+        for one in nodes_of(condition)
+        if kind_of(one) == "AttributeReference"
+    )
+
+
+def is_within(condition: Node, window: EventWindow) -> bool:
+    """Returns whether a condition only says that the event time is in the window."""
+    if kind_of(condition) not in ("GreaterThanOrEqual", "LessThan"):
+        return False
+    left, right = items(condition.children())
+    return ids_in(left) == {id_of(window.time)} and ids_in(right) == {id_of(window.attribute)}
+
+
+def _marks(attribute: Node) -> dict[str, int]:
+    if kind_of(attribute) != "AttributeReference":
+        return {}
+    found_marks: dict[str, int] = json.loads(str(attribute.metadata().json()))
+    return found_marks
+
+
+def _made_in(plan: Node, group: Node) -> Node | None:
+    """Returns the expression that makes a group's window, if a plan does."""
+    wanted = id_of(group)
+    if kind_of(plan) == "Project":
+        return next(
+            (one for one in items(plan.projectList()) if kind_of(one) == "Alias" and id_of(one) == wanted), None
+        )
+    if kind_of(plan) == "Expand":
+        ids = [id_of(one) for one in items(plan.output())]
+        if wanted in ids:
+            first = items(items(plan.projections())[0])
+            expression: Node = first[ids.index(wanted)]
+            return expression
+    return None
+
+
+def _aligned(group: Node, struct: Node) -> tuple[Node, str, str | None]:
+    """Returns the time, the size and the slide of tumbling and sliding windows."""
+    _, start, _, end = items(struct.children())
+    rest = next((one for one in nodes_of(start) if kind_of(one) == "Remainder"), None)
+    if rest is None or kind_of(items(rest.children())[0]) != "Subtract":
+        raise refused(group, _UNKNOWN)
+    since, slide = items(rest.children())
+    time, begin = items(since.children())
+    if _number(begin) != 0:
+        raise refused(group, "windows begin at multiples of their slide since 1970: leave startTime out")
+    added = next((one for one in nodes_of(end) if kind_of(one) == "Add"), None)
+    if added is None:
+        raise refused(group, _UNKNOWN)
+    size_us, slide_us = _number(items(added.children())[1]), _number(slide)
+    return _time_in(group, time), duration(size_us), duration(slide_us)
+
+
+def _session(group: Node, struct: Node, zone: str) -> tuple[Node, str, str | None]:
+    """Returns the time and the gap of sessions."""
+    _, start, _, end = items(struct.children())
+    time = _time_in(group, start)
+    added = next((one for one in nodes_of(end) if kind_of(one) in ADDS_INTERVAL), None)
+    if added is None:
+        raise refused(group, _UNKNOWN)
+    gap = items(added.children())[1]
+    if not gap.foldable():
+        raise refused(group, "sessions with a gap that depends on the row are not there: give one gap for all")
+    return time, duration(length_us(group, gap, zone)), None
+
+
+def length_us(clause: Node, interval: Node, zone: str) -> int:
+    """Returns the microseconds of a constant interval. Raises Refused, naming the clause, for one that is not always as long."""
+    value = interval.eval(None)
+    days, us = 0, 0
+    if isinstance(value, int):
+        days, us = int(value / _DAY_US), value
+    else:
+        days = get_field(value, "days")
+        us = days * _DAY_US + get_field(value, "microseconds")
+        if get_field(value, "months"):
+            raise refused(clause, "months are not always as long: say it in hours")
+    if days and zone not in _UTC:
+        raise refused(
+            clause,
+            f"where clocks change, as in {zone}, a day is not always 24 hours: set spark.sql.session.timeZone to UTC",
+        )
+    return us
+
+
+_UNKNOWN = "this version of Spark says such windows in a way that is not known here"
+
+
+def _time_in(group: Node, expression: Node) -> Node:
+    times = [one for one in nodes_of(expression) if kind_of(one) == "AttributeReference"]
+    if len({id_of(one) for one in times}) != 1:
+        raise refused(group, "the time of a window is a column here: compute it before, with withColumn")
+    return times[0]
+
+
+def _number(literal: Node) -> int:
+    return int(str(literal.eval(None)))
+
+
+def _delay_of(mark: Node) -> int:
+    at = id_of(mark.eventTime())
+    return next(_marks(one)[_DELAY] for one in items(mark.output()) if id_of(one) == at)
+
+
+def duration(us: int) -> str:
+    """Returns a duration as users write it."""
+    if us == 0:
+        return "0 seconds"
+    unit, length = next((unit, length) for unit, length in _UNITS if us % length == 0)
+    return f"{us // length} {unit}{'' if us == length else 's'}"

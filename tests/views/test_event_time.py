@@ -1,0 +1,241 @@
+"""Views over rows with a watermark beside Structured Streaming: the same query, the same batches, the same rows."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.errors import ParseException
+
+import nosync
+from tests.conftest import OpenStore
+from tests.parity.both_ways import APPEND, EPOCHS_AFTER, EVENTS, UPDATE, Batch, Case, at_sink, by_spark, one
+from tests.parity.cases import CASES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SHORT = ("tumbling-append", "session-append", "duplicates-in-time-append", "interval-left-append")
+BY_VIEWS = (
+    *SHORT, "tumbling-update", "sliding-append", "within-append", "interval-inner-append", "interval-right-append",
+    "interval-full-append", "interval-left_semi-append", "window-of-windows-append", "dedupe-then-window-append",
+)  # fmt: skip
+ROUNDS = int(os.environ.get("NOSYNC_VIEWS", "1"))
+WINDOW = ["k", "start", "end", "n", "total"]
+
+
+def _filtered(streams: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    some = streams["events"].withWatermark("at", "5 minutes").where("x % 3 <> 0")
+    counted = some.groupBy(F.window("at", "10 minutes", "4 minutes").alias("w"), F.upper("k").alias("k"))
+    of_windows = counted.agg(F.count("*").alias("n"), F.sum(F.col("x") * 2).alias("total"))
+    return of_windows.select("k", "w.start", "w.end", "n", "total")
+
+
+MORE = [
+    Case("filtered-append", APPEND, _filtered, nosync.Dataflow, WINDOW, one("k", "x")),
+    Case("filtered-update", UPDATE, _filtered, nosync.Dataflow, WINDOW, one("k", "x"), ["k", "start", "end"]),
+]
+
+
+def by_view(spark: SparkSession, store: nosync.Store, case: Case, batches: list[Batch]) -> Any:
+    """Returns the rows that a sink of a view is given."""
+    flow = nosync.Dataflow("parity")
+    for name in batches[0]:
+        flow.source(name, EVENTS if name == "events" else "seen timestamp, j string, y bigint")
+    emit = "final" if case.mode == APPEND else "changes"
+    flow.view("out", lambda t: case.query(t).select(*case.columns), emit=emit, spark=spark)
+    nothing = {name: table.slice(0, 0) for name, table in batches[0].items()}
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    epochs = [*batches, *[nothing] * EPOCHS_AFTER]
+    for t, batch in enumerate(epochs):
+        job.advance(t, {name: spark.createDataFrame(table) for name, table in batch.items()})
+    rows = job.changes("out", -1, len(epochs) - 1).toArrow().to_pylist()
+    return case.counted(at_sink(case, rows))
+
+
+def _cases() -> Iterator[Any]:
+    for case in [*(c for c in CASES if c.name in BY_VIEWS), *MORE]:
+        marks = [] if case.name in (*SHORT, "filtered-update") else [pytest.mark.long("make views")]
+        yield pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("case", _cases())
+def test_a_view_gives_the_rows_of_the_same_query_in_structured_streaming(
+    spark: SparkSession, open_store: OpenStore, case: Case, number: int, tmp_path: Path
+) -> None:
+    batches = case.batches(np.random.default_rng(8 + number))
+    expected = by_spark(spark, case, batches, tmp_path / "spark")
+    assert by_view(spark, open_store(), case, batches) == expected
+
+
+# --- one window, row by row -------------------------------------------------------------------------------------------
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+IN_MINUTES = [[(0, "a"), (4, "b"), (7, "a")], [(21, "a")], [], [(3, "a"), (22, "b")], [(45, "b")]]
+"""The minutes and keys of clicks, by epoch. That of 12:03 comes when its window is closed."""
+
+
+def per_window(tables: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    clicks = tables["clicks"].withWatermark("at", "5 minutes")
+    return clicks.groupBy(F.window("at", "10 minutes"), "k").count().select("window.start", "k", "count")
+
+
+def clicked(spark: SparkSession, store: nosync.Store, flow: nosync.Dataflow, epochs: int = 5) -> nosync.Job:
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    for t, clicks in enumerate(IN_MINUTES[:epochs]):
+        rows = [(NOON + datetime.timedelta(minutes=m), k) for m, k in clicks]
+        job.advance(t, {"clicks": spark.createDataFrame(rows, "at timestamp, k string")})
+    return job
+
+
+def flow_of_clicks() -> nosync.Dataflow:
+    flow = nosync.Dataflow("clicks")
+    flow.source("clicks", "at timestamp, k string")
+    return flow
+
+
+def minutes(job: nosync.Job, view: str) -> set[tuple[int, str, int]]:
+    table = job.read(view).toArrow().to_pylist()
+    return {(round((row["start"] - NOON).total_seconds() / 60), row["k"], row["count"]) for row in table}
+
+
+def test_a_window_gives_its_row_as_it_changes_or_once(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_of_clicks()
+    flow.view("updated", per_window, spark=spark)
+    flow.view("once", per_window, emit="final", spark=spark)
+    store = open_store()
+    job = clicked(spark, store, flow)
+    closed = {(0, "a", 2), (0, "b", 1)}
+    assert minutes(job, "updated") == closed | {(20, "a", 1), (20, "b", 1), (40, "b", 1)}
+    assert minutes(job, "once") == closed
+    window = next(name for name in flow.views["updated"].stages if name.startswith("window-"))
+    assert job.read(f"{window}__late").count() == 1
+    assert f"{window}__late" in flow.views["updated"].notes[0]
+    with pytest.raises(nosync.NotAvailableError, match="1 rows came after their window had closed"):
+        job.verify_view("updated")
+    with pytest.raises(nosync.NotAvailableError, match="depends on the watermark"):
+        job.verify_view("once")
+    assert job.verify_view("updated", 1).is_equal
+    job.advance(
+        5, {"clicks": spark.createDataFrame([(NOON + datetime.timedelta(hours=2), "z")], "at timestamp, k string")}
+    )
+    job.advance(6, {"clicks": spark.createDataFrame([], "at timestamp, k string")})
+    assert minutes(job, "once") == closed | {(20, "a", 1), (20, "b", 1), (40, "b", 1)}
+
+
+def test_another_query_on_a_branch_is_refused_and_changes_nothing(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_of_clicks()
+    flow.view("once", per_window, emit="final", spark=spark)
+    job = clicked(spark, open_store(), flow)
+    of_a = {"once": lambda t: per_window({"clicks": t["clicks"].where("k = 'a'")})}
+    with pytest.raises(nosync.FlowError, match="depends on when they came"):
+        job.branch("only-a", views=of_a)
+    assert minutes(job.branch("same"), "once") == minutes(job, "once")
+
+
+def test_sql_says_a_watermark_too(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_of_clicks()
+    query = (
+        "SELECT window(at, '10 minutes').start AS start, k, count(*) AS count "
+        "FROM clicks WATERMARK at DELAY OF INTERVAL 5 MINUTES GROUP BY window(at, '10 minutes'), k"
+    )
+    try:
+        spark.sql("SELECT * FROM VALUES (now()) AS t(at) WATERMARK at DELAY OF INTERVAL 5 MINUTES")
+    except ParseException:
+        pytest.skip("this version of Spark does not know WATERMARK in SQL")
+    flow.sql("once", query, emit="final", spark=spark)
+    assert minutes(clicked(spark, open_store(), flow), "once") == {(0, "a", 2), (0, "b", 1)}
+
+
+def _joined(tables: Any, condition: str, how: str = "inner") -> DataFrame:
+    from pyspark.sql import functions as F
+
+    left, right = tables["clicks"].withWatermark("at", "5 minutes"), tables["others"].withWatermark("seen", "8 minutes")
+    return left.join(right, F.expr(condition), how).select("at", "k")
+
+
+def _windows(tables: Any, *window: str, **how: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return tables["clicks"].withWatermark("at", "5 minutes").groupBy(F.window("at", *window, **how))
+
+
+BOTH = "k = j AND seen BETWEEN at AND at + INTERVAL 1 HOUR"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "windows that begin elsewhere": (
+        lambda t: _windows(t, "10 minutes", "10 minutes", "1 minute").count(), "leave startTime out",
+    ),
+    "several DISTINCT": (
+        lambda t: _distinct(_windows(t, "10 minutes")), "not there in windows that a watermark closes",
+    ),
+    "a window after a filter by event time": (
+        lambda t: per_window({"clicks": t["clicks"].withWatermark("at", "5 minutes").where("at > '2020-01-01'")}),
+        "filter before it",
+    ),
+    "a join by time alone": (
+        lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
+    ),
+    "an outer join with a condition beside": (
+        lambda t: _joined(t, f"{BOTH} AND length(k) > y", "left"), "compute it after an inner join",
+    ),
+    "windows after a join": (
+        lambda t: _joined(t, BOTH).groupBy(_window_of_at()).count(), "a join by event time gives rows long after",
+    ),
+    "rows that are taken back": (
+        lambda t: t["clicks"].groupBy("k").count(), "given once and never taken back",
+    ),
+}  # fmt: skip
+
+
+def _distinct(windows: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    counted: DataFrame = windows.agg(F.countDistinct("k", "at"))
+    return counted
+
+
+def _window_of_at() -> Any:
+    from pyspark.sql import functions as F
+
+    return F.window("at", "10 minutes")
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_go_by_event_time_is_refused(spark: SparkSession, what: str) -> None:
+    flow = flow_of_clicks()
+    flow.source("others", "seen timestamp, j string, y bigint")
+    query, why = REFUSED[what]
+    with pytest.raises(nosync.FlowError, match=re.escape(why)) as error:
+        flow.view("v", query, emit="final", spark=spark)
+    assert str(error.value).startswith("view v: ")
+    assert {stage.name for stage in flow.stages} == {"clicks", "others"}
+
+
+def test_a_day_is_not_always_as_long(spark: SparkSession) -> None:
+    flow = flow_of_clicks()
+    flow.source("others", "seen timestamp, j string, y bigint")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Zurich")
+    try:
+        with pytest.raises(nosync.FlowError, match="a day is not always 24 hours"):
+            flow.view("v", lambda t: _joined(t, "k = j AND seen BETWEEN at AND at + INTERVAL 1 DAY"), spark=spark)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_an_unknown_way_to_emit_is_told(spark: SparkSession) -> None:
+    with pytest.raises(nosync.FlowError, match="emit='append', expected 'changes' or 'final'"):
+        flow_of_clicks().view("v", per_window, emit="append", spark=spark)
