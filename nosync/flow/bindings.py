@@ -87,15 +87,7 @@ class Bindings:
         code. `forgets` says that its state is bounded, and that what is made of its rows stays when they expire.
         """
         code = stage.version if stage.version is not None else stage.function
-        keeps_state = (
-            bool(key)
-            or stage.kind in (WATERMARK, LATE, FINAL, FIRST, INTERVAL_JOIN, OUTPUT)
-            or stage.name in self._bootstrap_at
-        )
-        if stage.name in self._begins and keeps_state:
-            described += f" from {self._begins[stage.name]}"
-        if stage.kind == UPDATE and stage.name in self._bootstrap_at:
-            described += " anew"  # a version before let it begin without a state, on a branch with the same code
+        described += self._begun(stage, key)
         if forgets:
             described += " forgets"
         if origins:
@@ -132,6 +124,18 @@ class Bindings:
             origins=origins,
             expires=forgets or self._passes_expiries(stage),
         )
+
+    def _begun(self, stage: Stage, key: tuple[str, ...]) -> str:
+        """Returns what a fingerprint has of where a stage begins, if that is not with the first epoch."""
+        keeps_state = (
+            bool(key)
+            or stage.kind in (WATERMARK, LATE, FINAL, FIRST, INTERVAL_JOIN, OUTPUT)
+            or stage.name in self._bootstrap_at
+        )
+        text = f" from {self._begins[stage.name]}" if stage.name in self._begins and keeps_state else ""
+        if stage.kind == UPDATE and stage.name in self._bootstrap_at:
+            text += " anew"  # a version before let it begin without a state, on a branch with the same code
+        return text
 
     def forgets(self, stage: Stage) -> bool:
         """Returns whether rows of a stage whose state is bounded are forgotten when they expire, and not taken back."""

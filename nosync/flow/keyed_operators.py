@@ -148,13 +148,7 @@ class KeyedOperators(JoinOperators):
                 )
             _check_expiry(name, expiry, None)
         else:
-            if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
-                also = (
-                    "; a duration goes by event time, which takes time= and watermark=" if isinstance(ttl, str) else ""
-                )
-                raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more{also}")
-            _check_expiry(name, expiry, "ttl" if ttl is not None else None)
-            arguments = UpdateArguments(ttl, expiry)
+            arguments = _in_epochs(name, ttl, expiry)
         return self._then(
             name,
             UPDATE,
@@ -276,6 +270,15 @@ class KeyedOperators(JoinOperators):
         if not isinstance(self.arguments, TimedJoinArguments):
             raise FlowError(f"stage {self.name} is no join by event time: it has no late rows of a side")
         return self._part(f"late_{side}", index)
+
+
+def _in_epochs(name: str, ttl: int | str | None, expiry: str | None) -> UpdateArguments:
+    """Returns the arguments of an update whose state does not go by event time. Raises FlowError."""
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
+        also = "; a duration goes by event time, which takes time= and watermark=" if isinstance(ttl, str) else ""
+        raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more{also}")
+    _check_expiry(name, expiry, "ttl" if ttl is not None else None)
+    return UpdateArguments(ttl, expiry)
 
 
 def _in_time(

@@ -31,6 +31,7 @@ from nosync.lsm.store.store import Store
 from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
+    import jinja2
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -82,7 +83,7 @@ def diff_page(
     Raises what `Store.diff` raises, and NosyncError where matplotlib or jinja2 are not installed.
     """
     try:
-        import jinja2  # noqa: PLC0415 - of the extra `report`
+        import jinja2  # noqa: F401, PLC0415 - of the extra `report`
         import matplotlib  # noqa: F401, PLC0415
     except ImportError as error:
         raise NosyncError(f"the report needs {error.name}: pip install 'nosync[report]'") from error
@@ -110,14 +111,9 @@ def diff_page(
         _column(found, key, name, differences[name], points, (a, b), times, adds_up=name in sums)
         for name in numeric[:MOST_COLUMNS]
     ]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nosync"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        finalize=_seen,
-    )  # fmt: skip
-    environment.filters["number"] = _number
     texts = {CHANGED: "keys changed", ONLY_A: f"keys only in {a}", ONLY_B: f"keys only in {b}"}
     kinds = found.column(CHANGE).to_pylist()
-    page: str = environment.get_template("diff.html.j2").render(
+    return _template().render(
         stage=stage,
         a=a,
         b=b,
@@ -133,7 +129,17 @@ def diff_page(
         others=[] if columns else found.slice(0, MOST_ROWS).to_pylist(),
         source=f"nosync diff {stage} {a} {b} --as-of {as_of}, store {store.directory.root.name}",
     )
-    return page
+
+
+def _template() -> jinja2.Template:
+    import jinja2  # noqa: PLC0415 - of the extra `report`
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("nosync"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        finalize=_seen,
+    )  # fmt: skip
+    environment.filters["number"] = _number
+    return environment.get_template("diff.html.j2")
 
 
 def _fork(store: Store, a: str, b: str) -> int | None:

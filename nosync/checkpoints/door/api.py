@@ -23,7 +23,7 @@ from nosync.lsm.platform.layout import CHECKPOINT_LIVE, DOOR_ADDRESS
 from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
-    from nosync.checkpoints.door.server import Server
+    from nosync.checkpoints.door.server import Server, Tls
 
 HOST, PORT = "127.0.0.1", 7502
 _CLIENT_WAITS_S = 60.0
@@ -101,23 +101,12 @@ def serve(
     address begins with swebhdfs:// then. `ca`: callers have to show a certificate of it. Raises InvalidInputError,
     StoreLockedError where the directory has a door already, StorageError.
     """
-    if mode not in ("async", "strict"):
-        raise InvalidInputError(f"mode {mode!r}: expected 'async' or 'strict'")
-    if keep_batches < 1 or not 0 < patience_s < _CLIENT_WAITS_S:
-        raise InvalidInputError(
-            f"keep_batches is at least 1, and patience_s less than {_CLIENT_WAITS_S:g}, for which Spark waits"
-        )
+    _check_arguments(mode, keep_batches, patience_s)
     try:
-        from nosync.checkpoints.door.server import Server, Tls  # noqa: PLC0415
+        from nosync.checkpoints.door.server import Server  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise NosyncError(f"the door needs {error.name}: pip install 'nosync[daemon]'") from error
-    if (certificate is None) != (key is None) or (ca is not None and certificate is None):
-        raise InvalidInputError("give the certificate and its key; the CA goes with both")
-    tls = (
-        None
-        if certificate is None or key is None
-        else Tls(Path(certificate), Path(key), None if ca is None else Path(ca))
-    )
+    tls = _tls_of(certificate, key, ca)
     data, env = data_directory(store), Env()
     is_strict = mode == "strict"
     nodes = nodes_of(data) if is_strict else 1
@@ -145,6 +134,28 @@ def serve(
             checkpoints.close()
         raise
     return Door(server, checkpoints, secret)
+
+
+def _check_arguments(mode: Mode, keep_batches: int, patience_s: float) -> None:
+    if mode not in ("async", "strict"):
+        raise InvalidInputError(f"mode {mode!r}: expected 'async' or 'strict'")
+    if keep_batches < 1 or not 0 < patience_s < _CLIENT_WAITS_S:
+        raise InvalidInputError(
+            f"keep_batches is at least 1, and patience_s less than {_CLIENT_WAITS_S:g}, for which Spark waits"
+        )
+
+
+def _tls_of(
+    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None, ca: str | os.PathLike[str] | None
+) -> Tls | None:
+    """Returns the certificates of a server; None for one without any."""
+    if (certificate is None) != (key is None) or (ca is not None and certificate is None):
+        raise InvalidInputError("give the certificate and its key; the CA goes with both")
+    if certificate is None or key is None:
+        return None
+    from nosync.checkpoints.door.server import Tls  # noqa: PLC0415 - of the extra `daemon`
+
+    return Tls(Path(certificate), Path(key), None if ca is None else Path(ca))
 
 
 def address_of(name: str, store: str | os.PathLike[str] | None = None) -> str:
