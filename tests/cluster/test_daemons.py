@@ -8,12 +8,10 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,12 +26,8 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.client.fetching_directory import FetchingDirectory, wait_for_peers
 from nosync.replication.transport.client import client_of
-from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
-from tests.helpers.daemons import _inputs, _publish_with_input, expected, publish, rows, state
-from tests.helpers.progress import shown
-
-CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
-"""Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""
+from nosync.testing.daemon_cluster import eventually, free_ports, running
+from tests.helpers.daemons import expected, publish, rows, state
 
 
 def test_another_node_goes_on_without_a_restore(tmp_path: Path) -> None:
@@ -398,42 +392,6 @@ def test_branches_and_merges_reach_the_others(tmp_path: Path) -> None:
             assert [state(other, t) for t in range(6)] == [expected(t) for t in range(6)]
 
 
-def test_kill_9_under_load_loses_nothing_that_was_safe(tmp_path: Path) -> None:
-    random = np.random.default_rng(7)
-    with running(tmp_path, replicas=2) as daemons, daemons.open("n1") as store:
-        t, safest = 0, -1
-        for _ in shown(CYCLES, "kills under load"):
-            for _ in range(5):
-                publish(store, t)
-                t += 1
-            victim = daemons.nodes[int(random.integers(3))]
-            safest = max(safest, _safe_or(daemons, safest))
-            daemons.kill(victim)
-            publish(store, t)
-            t += 1
-            if random.random() < 0.3 and victim != "n1" and safest >= 0:
-                daemons.wipe(victim)
-            daemons.start(victim)
-            if random.random() < 0.3:
-                eventually("everything is safe", lambda last=t - 1: daemons.safe_point("n1") == last)
-        eventually("everything is safe", lambda: daemons.safe_point("n1") == t - 1)
-        assert safest <= t - 1
-        eventually("n2 and n3 have all", lambda: all(daemons.safe_point(n) == t - 1 for n in ("n2", "n3")))
-        for node in ("n2", "n3"):
-            with daemons.open(node) as other:
-                for at in {0, t // 2, t - 1}:
-                    assert state(other, at) == expected(at), (node, at)
-
-
-def _safe_or(daemons: Daemons, known: int) -> int:
-    try:
-        found = daemons.safe_point("n1")
-    except nosync.NosyncError:
-        return known
-    assert found is None or found >= known, "the safe point went back"
-    return known if found is None else found
-
-
 def test_nodes_join_and_leave_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ("n1", "n2", "n3")
     with (
@@ -503,194 +461,3 @@ def test_a_peer_that_was_away_is_sent_less_than_was_written(tmp_path: Path) -> N
             assert sent("bytes") - before["bytes"] < 0.75 * written
         with daemons.open("n2") as other:
             assert [state(other, t) for t in (0, 30, 60)] == [expected(t) for t in (0, 30, 60)]
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
-REFUSED = [
-    (["--node", "n1"], "node n1 is among its own peers"),
-    (["--listen", "0.0.0.0:0"], "off loopback both sides need certificates"),
-    (["--nice", "20"], "20 is not in the range 0<=x<=19"),
-    (["--replicas", "3"], "replicas=3, and the store has 2 nodes (n2, n1)"),
-    (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
-    (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),
-    (["--listen", "nowhere"], "address 'nowhere' is not HOST:PORT"),
-    (["--metrics", "x"], "metrics: address 'x' is not HOST:PORT"),
-]
-
-
-def test_configurations_that_are_refused(tmp_path: Path) -> None:
-    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons:
-        daemons.stop("n2")
-        for change, message in REFUSED:
-            command = daemons.command("n2", *change)
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-            assert message in " ".join(done.stderr.split())
-            assert done.returncode in (1, 2), f"{change}: {done.stderr}"
-            assert "Traceback" not in done.stderr
-            assert not (daemons.data("n2") / "daemon.json").exists()
-        process = subprocess.Popen(daemons.command("n2", "--replicas", "1"), stderr=subprocess.DEVNULL)
-        try:  # it is well by itself, and the other one refuses it
-            eventually("n1 says why", lambda: "node n2 keeps replicas=1, this one 2" in daemons.log("n1"))
-        finally:
-            process.kill()
-            process.wait()
-
-
-def test_a_cloned_directory_is_refused(tmp_path: Path) -> None:
-    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
-        publish(store, 0)
-        eventually("safe", lambda: daemons.safe_point("n1") == 0)
-        daemons.stop("n2")
-        daemons.stop("n1")
-        daemons.wipe("n2")
-        shutil.copytree(daemons.data("n1"), daemons.data("n2"))
-        daemons.start("n1")
-        daemons.start("n2")
-        eventually("n1 says why", lambda: "its data directory is a copy of this one" in daemons.peer("n1", "n2").why)
-        assert daemons.peer("n1", "n2").state == "refused"
-
-
-def test_other_contents_stall_the_safe_point_until_an_operator_decides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two jobs ran while the nodes could not see each other, and the second one was wrong."""
-    nodes = ("n1", "n2")
-    with running(tmp_path, nodes, replicas=2, start=()) as daemons:
-        for node, wrong in (("n1", 0), ("n2", 1)):
-            daemons.start(node)
-            with daemons.open(node) as store:
-                publish(store, 0, values_of=wrong)
-                store.sync()
-            daemons.kill(node)
-        for node in nodes:
-            daemons.start(node)
-        for node in nodes:
-            eventually(f"{node} says so", lambda node=node: "has other contents" in str(daemons.status(node).problems))
-            assert daemons.safe_point(node) is None
-        named = [name.removeprefix("conflict ") for name in daemons.status("n2").problems]
-        assert sorted(name.partition("/")[0] for name in named) == ["layers", "layers", "manifests"]
-        data = str(daemons.data("n2"))
-        main(["conflicts", data])
-        assert set(named) <= set(capsys.readouterr().out.split())
-        with (
-            daemons.open("n2") as beside,
-            nosync.connect(f"127.0.0.1:{daemons.ports['n2']}", cache=tmp_path / "cache") as elsewhere,
-            nosync.open(data, read_only=True) as reader,
-        ):
-            seen = beside, elsewhere, reader
-            assert not any(state(store, 0) == expected(0) for store in seen)
-            main(["conflicts", data, "--take-theirs"])
-            eventually("both agree", lambda: daemons.safe_point("n1") == daemons.safe_point("n2") == 0)
-            eventually("nobody complains any more", lambda: not any(daemons.status(n).problems for n in nodes))
-            assert all(state(store, 0) == expected(0) for store in seen), "stores that were open notice"
-        with daemons.open("n2") as store:
-            assert state(store, 0) == expected(0)
-
-
-def test_a_stopped_daemon_leaves_the_directory_to_the_next(tmp_path: Path) -> None:
-    with running(tmp_path, ("n1",), replicas=1) as daemons:
-        with daemons.open("n1") as store:
-            publish(store, 0)
-            with pytest.raises(nosync.InvalidInputError, match="belongs to a daemon"):
-                nosync.open(daemons.data("n1"), retain=3)
-        assert daemons.stop("n1") == 0
-        for _ in range(3):  # the moment it serves, it can be stopped
-            daemons.start("n1")
-            assert daemons.stop("n1") == 0
-            assert not (daemons.data("n1") / "daemon.json").exists()
-        said = daemons.log("n1").splitlines()
-        assert all(line.startswith("node n1 serves") for line in said), "nothing went wrong"
-        with nosync.open(daemons.data("n1"), alone=True) as store:  # embedded
-            assert store.safe_point() == 0
-            assert state(store, 0) == expected(0)
-
-
-def test_publishing_goes_on_while_the_daemon_is_away(tmp_path: Path) -> None:
-    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
-        publish(store, 0)
-        eventually("safe", lambda: daemons.safe_point("n1") == 0)
-        daemons.kill("n1")
-        publish(store, 1)
-        with pytest.raises(nosync.ReplicationError, match="does not answer"):
-            store.safe_point()
-        assert state(store, 1) == expected(1)
-        daemons.start("n1")
-        publish(store, 2)
-        eventually("all is safe", lambda: store.safe_point() == 2)
-
-
-# --- releasing inputs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])
-def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str, nodes_that_keep: int) -> None:
-    nodes = ("n1", "n2")
-    with running(tmp_path, nodes, replicas=2) as daemons:
-        daemons.kill("n2")
-        with daemons.open("n1") as store:
-            for t in range(3):
-                _publish_with_input(store, t, policy)
-            store.sync()
-            assert daemons.safe_point("n1") is None
-            assert _inputs(daemons, "n1") == 3, "one copy is not what was asked for"
-            progress = {stage.stage: stage for stage in daemons.status("n1").stages}
-            assert [(s.durable, s.HasField("replicated")) for s in progress.values()] == [(2, False)] * 2
-            assert [progress[stage].waiting_layers for stage in ("counts", "rows")] == [6, 3]
-            assert progress["rows"].waiting_bytes > 0
-            assert daemons.status("n1").lag_s > 0
-            daemons.start("n2")
-            eventually("both know it is safe", lambda: [daemons.safe_point(n) for n in nodes] == [2, 2])
-            kept = nodes_that_keep * 3
-            eventually("they released their rows", lambda: sum(_inputs(daemons, n) for n in nodes) == kept)
-            assert store.missing() == []
-            # A node that comes with nothing is told what is safe, and does not ask for what is gone.
-            daemons.kill("n2")
-            daemons.wipe("n2")
-            daemons.start("n2")
-            eventually("n2 is filled", lambda: daemons.safe_point("n2") == 2)
-            _publish_with_input(store, 3, policy)
-            eventually("it goes on", lambda: [daemons.safe_point(n) for n in nodes] == [3, 3])
-            assert sum(_inputs(daemons, n) for n in nodes) >= kept
-        with daemons.open("n2") as store:
-            assert store.missing() == []
-            assert state(store, 2) == expected(2)
-
-
-def test_a_peer_that_does_not_know_this_node_is_named(tmp_path: Path) -> None:
-    """n1 dials nobody that it does not know, and n2 nobody whose name comes before its own."""
-    with running(tmp_path, ("n1", "n2"), replicas=1, start=("n1",)) as daemons:
-        main(["peers", str(daemons.data("n1")), "--remove", "n2"])
-        daemons.start("n2")
-        eventually("n2 says what may be", lambda: daemons.peer("n2", "n1").why)
-        peer = daemons.peer("n2", "n1")
-        assert (peer.state, "names no such peer as this node" in peer.why) == ("away", True)
-        main(["peers", str(daemons.data("n1")), "--add", f"n2=127.0.0.1:{daemons.ports['n2']}"])
-        eventually("they meet", lambda: daemons.peer("n2", "n1").state == "up")
-        assert daemons.peer("n2", "n1").why == ""
-
-
-def test_the_node_of_a_job_keeps_everything_after_its_daemon_was_restarted(tmp_path: Path) -> None:
-    shards = range(6)
-
-    def seal(store: nosync.Store, t: int) -> None:
-        for i in shards:
-            store.append("counts", shard=i, t=t, rows=pa.table({"k": [i], "v": [t]}), key=["k"])
-        store.seal(t)
-
-    def layers(node: str) -> int:
-        with nosync.open(daemons.data(node), read_only=True) as store:
-            return sum(layer.upper - layer.lower for layer in store.layers())
-
-    with running(tmp_path, ("n1", "n2", "n3"), replicas=1) as daemons, daemons.open("n1") as store:
-        with nosync.open(daemons.data("n2")) as of_tasks:
-            seal(of_tasks, 0)
-            eventually("n1 has all", lambda: layers("n1") == 6)
-            daemons.kill("n1")
-            daemons.start("n1")
-            eventually("the job's store finds it", lambda: store.safe_point() == 0)
-            seal(of_tasks, 1)
-            eventually("n1 has all of that", lambda: layers("n1") == 12)
-            daemons.kill("n2")
-        assert sorted(store.read("counts", 1).column("v").to_pylist()) == [1] * 6

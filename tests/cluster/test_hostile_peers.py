@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import queue
-import shutil
 import socket
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -40,7 +33,7 @@ from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
 from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
-from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
+from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.helpers.daemons import expected, publish, rows, state
 
 DIGEST = "ab" * 32
@@ -296,83 +289,6 @@ def test_what_is_loopback() -> None:
     assert not is_loopback("node7:1")
 
 
-# --- what operators look at ---------------------------------------------------------------------------------------------
-
-
-def test_status_metrics_and_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (metrics,) = free_ports(1)
-    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
-        daemons.stop("n1")
-        daemons.start("n1", "--metrics", f"127.0.0.1:{metrics}")
-        publish(store, 0)
-        eventually("safe", lambda: daemons.safe_point("n1") == 0)
-        eventually("linked", lambda: daemons.peer("n1", "n2").state == "up")
-        main(["status", str(daemons.data("n1")), "--json"])
-        found = json.loads(capsys.readouterr().out)
-        assert found["safe_point"] == 0
-        assert found["daemon"]["replicas"] == 2
-        counts = found["daemon"]["stages"][0]
-        assert [counts[name] for name in ("stage", "complete", "durable", "replicated")] == ["counts", 0, 0, 0]
-        assert (counts["waiting_layers"], found["daemon"]["lag_s"]) == (0, 0)
-        assert [(p["node"], p["state"], p["behind_files"]) for p in found["daemon"]["peers"]] == [("n2", "up", 0)]
-        main(["status", str(daemons.data("n1"))])
-        shown = capsys.readouterr().out
-        assert "keeps 2 copies" in shown
-        assert "layers waiting" in shown
-        assert "n2" in shown
-        text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert float(values["nosync_safe_point_epoch"]) == 0
-        assert float(values['nosync_peer_up{peer="n2"}']) == 1
-        assert float(values['nosync_stage_replicated_epoch{stage="counts"}']) == 0
-        assert float(values["nosync_safe_point_lag_seconds"]) == 0
-        assert float(values["nosync_sent_files_total"]) >= 3
-        with channel_to(f"127.0.0.1:{daemons.ports['n1']}", None) as channel:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3.0)
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        daemons.kill("n1")
-        main(["status", str(daemons.data("n1"))])
-        assert "does not answer" in " ".join(capsys.readouterr().err.split())
-
-
-def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(tmp_path / "notify"))
-        told.settimeout(30.0)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons:
-            assert told.recv(100) == b"READY=1"
-            daemons.stop("n1")
-            assert told.recv(100) == b"STOPPING=1"
-
-
-def test_a_configuration_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "etc").mkdir()
-    monkeypatch.chdir(tmp_path)
-    file = Path("etc/node.toml")
-    file.write_text('node = "n1"\ndata = "d"\nreplicas = 2\n[peers]\nn2 = "127.0.0.1:7502"\n')
-    main(["daemon", "--config", str(file), "--check"])
-    shown = "".join(capsys.readouterr().out.split())  # the table folds long values
-    for text in ("noden1", "replicas2", "Onhowmanynodes", "dataetc/dThedata", "127.0.0.1:7500"):
-        assert text in shown
-    for text, message in (
-        ("node = ", "is not TOML"),
-        ('node = "n1"', "data is not given"),
-        ('node = "n1"\ndata = "d"\nreplica = 2', "unknown field 'replica'; fields: node, data, listen"),
-        ('node = "n1"\ndata = "d"\nreplicas = "2"', "replicas is '2', expected int"),
-        ('node = "N 1"\ndata = "d"\nreplicas = 1', "'N 1' is not a node id"),
-    ):
-        file.write_text(text)
-        with pytest.raises(SystemExit):
-            main(["daemon", "--config", str(file), "--check"])
-        assert message in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(SystemExit):
-        main(["daemon", "--config", str(tmp_path / "none.toml")])
-    assert "cannot read" in capsys.readouterr().err
-
-
 def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
     """Drift between proto/v1/replication.proto and what is committed beside it."""
     import subprocess
@@ -545,80 +461,6 @@ def test_what_a_start_refuses_a_check_refuses(
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    today = datetime.datetime.now(datetime.UTC)
-    for name, at in (("good", 0), ("old", -1000), ("early", 10)):
-        make_certificates(tmp_path / name, ["n1", "n2"], now=today + datetime.timedelta(days=at))
-    make_certificates(tmp_path / "other", ["n1"])
-    make_certificates(tmp_path / "outlived", [], now=today - datetime.timedelta(days=1000))
-    make_certificates(tmp_path / "outlived", ["n1"])
-    for name, source, node in (("strange", "other", "n1"), ("renamed", "good", "n2")):
-        shutil.copytree(tmp_path / "good", tmp_path / name)
-        for end in ("pem", "key"):
-            shutil.copy(tmp_path / source / f"{node}.{end}", tmp_path / name / f"n1.{end}")
-    common = ["daemon", "--node", "n1", "--data", str(tmp_path / "d"), "--replicas", "1"]
-    main([*common, "--tls", str(tmp_path / "good"), "--check"])
-    capsys.readouterr()
-    for name, message in (
-        ("old", "certificate has expired"),
-        ("early", "certificate is not yet valid"),
-        ("outlived", "certificate has expired"),
-        ("renamed", "n1.pem is of n2, and both its common name"),
-        ("strange", "unable to get local issuer certificate"),
-    ):
-        for more in (["--check"], []):
-            with pytest.raises(SystemExit):
-                main([*common, "--tls", str(tmp_path / name), *more])
-            assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "d").exists()
-
-
-def test_certificates_of_other_tools(tmp_path: Path) -> None:
-    """What gRPC would take is taken, with authorities between; and what it would not is refused."""
-    usages = x509.oid.ExtendedKeyUsageOID
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("root", "between", "n1")}
-
-    def made(name: str, by: str, *extensions: x509.ExtensionType) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
-        subject, issuer = (x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, n)]) for n in (name, by))
-        builder = (
-            x509.CertificateBuilder(issuer, subject, keys[name].public_key(), x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-        )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=False)
-        return builder.sign(keys[by], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    (tmp_path / "n1.key").write_bytes(
-        keys["n1"].private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    is_authority = x509.BasicConstraints(ca=True, path_length=None)
-    root, between = made("root", "root", is_authority), made("between", "root", is_authority)
-    plain = made("n1", "between")
-    names, both = x509.SubjectAlternativeName, x509.ExtendedKeyUsage([usages.SERVER_AUTH, usages.CLIENT_AUTH])
-    good = made("n1", "between", names([x509.DNSName("host1"), x509.DNSName("n1")]), both)
-    elsewhere = made("n1", "between", names([x509.DNSName("host1")]))
-    one_sided = made("n1", "between", x509.ExtendedKeyUsage([usages.SERVER_AUTH]))
-    for ca, certificate, message in (
-        (root, plain + between, None),
-        (b"the authority\n" + root, good + root + between, None),
-        (between, good + between, None),
-        (made("n1", "n1") + between, good, None),
-        (root, plain, "unable to get local issuer certificate"),
-        (root, elsewhere + between, "is of n1, host1, and both"),
-        (root, one_sided + between, "certificate purpose"),
-        (b"no certificate", plain, "holds no certificate of an authority"),
-        (root, b"no certificate", "are not a certificate and its key"),
-    ):
-        (tmp_path / "ca.pem").write_bytes(ca)
-        (tmp_path / "n1.pem").write_bytes(certificate)
-        with pytest.raises(ReplicationError, match=message) if message else contextlib.nullcontext():
-            Certificates.of_directory(tmp_path, "n1").check_as_peers_do("n1")
-
-
 def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("mine")
@@ -634,93 +476,3 @@ def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.
             main([*common, str(tmp_path / "new"), "--listen", f"127.0.0.1:{other.getsockname()[1]}"])
         assert "another program has this port" in " ".join(capsys.readouterr().err.split())
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "foreign", "notes.txt"]
-
-
-def test_no_node_is_called_as_the_authority_is(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["n1"])
-    authority = (tmp_path / "ca.pem").read_bytes()
-    with pytest.raises(ReplicationError, match="no node can be called 'ca'"):
-        make_certificates(tmp_path, ["n2", "ca"])
-    assert (tmp_path / "ca.pem").read_bytes() == authority
-    assert not (tmp_path / "n2.pem").exists()
-
-
-def test_files_of_a_daemon_that_are_damaged_or_say_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running(tmp_path, ("n1", "n2"), replicas=1) as daemons:
-        data = daemons.data("n1")
-        daemons.stop("n1")
-        (data / "place.json").write_text("")
-        (data / "members.json").write_text('{"n1": "127.0.0.1:1", "n3": "127.0.0.1:2"}')
-        main(["daemon", "--node", "n1", "--data", str(data), "--peer", "n2=127.0.0.1:3", "--replicas", "1", "--check"])
-        told = capsys.readouterr()
-        assert "as nosync peers left them: n3=127.0.0.1:2" in " ".join(told.err.split())
-        assert "127.0.0.1:3" not in told.out
-        daemons.start("n1")
-        assert [peer.node for peer in daemons.status("n1").peers] == ["n3"]
-        assert json.loads((data / "place.json").read_text())
-
-
-def test_half_an_authority_is_not_replaced(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["n1"])
-    key = (tmp_path / "ca.key").read_bytes()
-    for name in ("ca.key", "ca.pem"):
-        kept = (tmp_path / name).read_bytes()
-        (tmp_path / name).unlink()
-        with pytest.raises(ReplicationError, match=f"{name} is not there"):
-            make_certificates(tmp_path, ["n2"])
-        (tmp_path / name).write_bytes(b"junk")
-        with pytest.raises(ReplicationError, match="not PEM files of an authority"):
-            make_certificates(tmp_path, ["n2"])
-        (tmp_path / name).write_bytes(kept)
-    make_certificates(tmp_path, ["n2"])
-    assert (tmp_path / "ca.key").read_bytes() == key
-
-
-def test_an_authority_is_replaced_while_daemons_run(tmp_path: Path) -> None:
-    """With both in ca.pem, nodes that have certificates of either understand each other."""
-    for directory in ("old", "new"):
-        make_certificates(tmp_path / directory, ["n1", "n2"])
-    both = b"".join((tmp_path / directory / "ca.pem").read_bytes() for directory in ("old", "new"))
-    for directory in ("old", "new"):
-        (tmp_path / directory / "ca.pem").write_bytes(both)
-    with running(tmp_path / "nodes", ("n1",), replicas=1, extra=(f"--tls={tmp_path / 'new'}",)) as daemons:
-        for directory in ("old", "new"):
-            certificates = Certificates.of_directory(tmp_path / directory, "n2")
-            address = f"127.0.0.1:{daemons.ports['n1']}"
-            with contextlib.closing(DaemonClient(address, certificates, "n1")) as client:
-                assert client.status().node == "n1"
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("n1.pem", "garbage", "are not a certificate and its key"), ("n1.key", "n2.key", "are not a certificate and its key"),
-        ("ca.pem", "garbage", "holds no certificate of an authority"),
-    ],
-)  # fmt: skip
-def test_a_certificate_that_is_none_is_not_called_an_address_in_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, message: str
-) -> None:
-    tls = tmp_path / "tls"
-    main(["certs", str(tls), "n1", "n2"])
-    (tls / file).chmod(0o600)
-    (tls / file).write_text((tls / content).read_text() if content.endswith(".key") else content)
-    command = [
-        "daemon",
-        "--node",
-        "n1",
-        "--data",
-        str(tmp_path / "n1"),
-        "--listen",
-        "127.0.0.1:0",
-        "--replicas",
-        "1",
-        "--tls",
-        str(tls),
-    ]
-    for more in (["--check"], []):
-        with pytest.raises(SystemExit):
-            main([*command, *more])
-        assert message in " ".join(capsys.readouterr().err.split())

@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
-import stat
-import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -26,12 +23,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv, crash
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
-from tests.helpers.stores import filled, snapshot, words
-
-
-def _one_more(store: nosync.Store, t: int) -> None:
-    store.append("counts", t=t, rows=words(**{f"w{t}": t}), key=["word"])
-    store.seal(t)
+from tests.helpers.stores import filled, one_more, snapshot, words
 
 
 def _is_layer(path: Path) -> bool:
@@ -49,7 +41,7 @@ def test_a_disk_that_refuses_loses_nothing(open_store: OpenStore, operation: str
         store.append("counts", t=4, rows=words(x=1))
     assert snapshot(store) == before
     assert not list((store.directory.root / "tmp").iterdir())
-    _one_more(store, 4)
+    one_more(store, 4)
     store.sync()
     assert store.safe_point() == 4
 
@@ -60,7 +52,7 @@ def test_a_failed_fsync_is_never_trusted(open_store: OpenStore) -> None:
     store = filled(open_store, env=env)
     store.sync()
     env.fail("sync_file", errno.EIO, times=1, matches=_is_layer)
-    _one_more(store, 4)
+    one_more(store, 4)
     path = store.directory.root / "layers" / "counts" / "raw" / "0" / "4-5-0.layer"
     inode = path.stat().st_ino
     with pytest.raises(nosync.StorageError, match="not durable"):
@@ -81,7 +73,7 @@ def test_a_failed_fsync_of_a_manifest_is_never_trusted(open_store: OpenStore, op
     store.sync()
     path = store.directory.root / "manifests" / "main" / "4.json"
     env.fail(operation, errno.EIO, times=1, matches=lambda found: found.name == failing)
-    _one_more(store, 4)
+    one_more(store, 4)
     inode = path.stat().st_ino
     with pytest.raises(nosync.StorageError, match="not durable"):
         store.sync()
@@ -115,7 +107,7 @@ def test_the_safe_point_stalls_while_syncing_fails(open_store: OpenStore, operat
     store = filled(open_store, env=env)
     store.sync()
     env.fail(operation, errno.EIO, times=10**9)
-    _one_more(store, 4)
+    one_more(store, 4)
     for _ in range(3):
         with pytest.raises(nosync.StorageError):
             store.sync()
@@ -160,7 +152,7 @@ def test_an_epoch_is_not_safe_before_its_manifest_is(open_store: OpenStore) -> N
     env = FaultyEnv()
     store = filled(open_store, env=env)
     store.sync()
-    _one_more(store, 4)
+    one_more(store, 4)
     env.fail("sync_file", errno.EIO, times=10**9, matches=lambda path: path.name == "4.json")
     with pytest.raises(nosync.StorageError):
         store.sync()
@@ -211,208 +203,6 @@ def test_a_crash_at_every_step_of_a_merge(open_store: OpenStore, operation: str)
         assert snapshot(again) == before
         assert again.safe_point() == 5
         assert again.verify().ok
-
-
-# --- damage found at start ---------------------------------------------------------------------------------------------
-
-
-def _layer_files(store: nosync.Store) -> list[Path]:
-    return [Path(layer.path) for layer in store.layers()]
-
-
-def test_a_torn_layer_is_quarantined_and_named(open_store: OpenStore) -> None:
-    with filled(open_store) as store:
-        victim = _layer_files(store)[2]
-    victim.write_bytes(victim.read_bytes()[:100])
-    with open_store() as store:
-        (missing,) = store.missing()
-        assert (missing.t, missing.entry.id.trace.stage) == (2, "counts")
-        assert store.safe_point() == 1
-        assert [p.name for p in (store.directory.root / "quarantine").iterdir() if "2-3-0.layer" in p.name]
-        assert store.read("counts", as_of=1).num_rows == 3
-        with pytest.raises(nosync.HoleError, match=r"\[2, 3\) are missing"):
-            store.read("counts", as_of=3)
-        store.append("counts", t=2, rows=words(a=2, w2=1))  # what was lost can be recorded again ...
-        store.sync()
-        assert store.safe_point() == 3
-        assert store.read("counts", as_of=3).num_rows == 5
-
-
-def test_a_lost_layer_can_only_come_back_as_it_was(open_store: OpenStore) -> None:
-    with filled(open_store) as store:
-        _layer_files(store)[2].unlink()
-    with open_store() as store:
-        store.append("counts", t=2, rows=words(a=77))
-        with pytest.raises(nosync.DeterminismError, match="already sealed"):
-            store.seal(2)
-        store.node.make_durable_now()
-        assert store.safe_point() == 1, "the manifest's digest is not there"
-
-
-def test_flipped_bits_raise_on_read_and_verify_names_the_file(open_store: OpenStore) -> None:
-    store = filled(open_store)
-    victim = _layer_files(store)[1]
-    store.close()
-    data = bytearray(victim.read_bytes())
-    data[200] ^= 4
-    victim.write_bytes(data)
-    with open_store() as store:
-        report = store.verify()
-        assert not report.ok
-        assert str(victim) in report.errors[0]
-        with pytest.raises(nosync.CorruptionError, match=str(victim)):
-            store.read("counts", as_of=3)
-        assert len(store.node.check()) == 1
-        assert [m.t for m in store.missing()] == [1]
-
-
-@pytest.mark.parametrize("damage", ["gone", "emptied", "garbled", "foreign"])
-def test_the_catalog_is_rebuilt_from_the_files(open_store: OpenStore, tmp_path: Path, damage: str) -> None:
-    with filled(open_store, 6) as store:
-        store.compact()
-        store.append("counts", t=6, rows=words(z=1))
-        store.seal(6)
-        before = snapshot(store)
-    path = tmp_path / "store" / "catalog"
-    if damage == "gone":
-        shutil.rmtree(path)
-    elif damage == "foreign":
-        with filled(open_store, 2, name="foreign"):
-            pass
-        shutil.rmtree(path)
-        shutil.copytree(tmp_path / "foreign" / "catalog", path)
-    else:
-        for file in path.iterdir():
-            if file.is_file():
-                file.write_bytes(b"" if damage == "emptied" else os.urandom(file.stat().st_size))
-    with open_store() as store:
-        assert snapshot(store) == before
-        assert store.safe_point() == 6
-        assert {layer.level for layer in store.layers()} == {"disk"}
-        assert not store.missing()
-
-
-def test_a_power_cut_may_take_the_last_records_of_the_catalog(open_store: OpenStore, tmp_path: Path) -> None:
-    """What was acknowledged still is when the store is open again: files were synced, and are taken up before anything
-    else.
-    """
-    now, earlier = tmp_path / "store" / "catalog", tmp_path / "earlier"
-    with filled(open_store, 4) as store:
-        pass
-    shutil.copytree(now, earlier)
-    store = open_store()
-    for t in range(4, 7):
-        _one_more(store, t)
-    store.sync()
-    assert store.safe_point() == 6
-    before, incarnation = snapshot(store), store.node.incarnation
-    crash(store)
-    shutil.rmtree(now)
-    shutil.copytree(earlier, now)
-    with open_store() as store:
-        assert (store.safe_point(), store.node.incarnation) == (6, incarnation)
-        assert snapshot(store) == before
-        assert not store.missing()
-        assert not store.node.problems
-
-
-def test_a_torn_manifest_takes_its_epoch_out_of_the_safe_point(open_store: OpenStore, tmp_path: Path) -> None:
-    with filled(open_store):
-        pass
-    path = tmp_path / "store" / "manifests" / "main" / "3.json"
-    path.write_bytes(path.read_bytes()[:50])
-    with open_store() as store:
-        assert store.safe_point() == 2
-        store.seal(3)
-        store.sync()
-        assert store.safe_point() == 3
-
-
-def test_left_overs_of_a_dead_process_are_removed(open_store: OpenStore, tmp_path: Path) -> None:
-    with filled(open_store):
-        pass
-    (tmp_path / "store" / "tmp" / "deadbeef").write_bytes(b"half a layer")
-    with open_store() as store:
-        assert not list((store.directory.root / "tmp").iterdir())
-
-
-def test_a_file_that_is_no_layer_is_reported_and_left(open_store: OpenStore) -> None:
-    store = filled(open_store)
-    stranger = store.directory.root / "layers" / "counts" / "raw" / "0" / "notes.txt"
-    stranger.write_text("mine")
-    assert snapshot(store)
-    assert any("notes.txt" in error for error in store.verify().errors)
-    store.compact()
-    assert stranger.exists()
-
-
-# --- real file systems -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("only root may mount a file system; the injected ENOSPC above covers the code")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
-
-
-def test_a_really_full_disk(small_disk: Path) -> None:
-    settings = nosync.StoreSettings(background=False)
-    store = nosync.open(small_disk / "s", settings=settings)
-    rows = pa.table({"k": range(10_000), "v": range(10_000)})
-
-    def fill() -> None:
-        for t in range(1000):
-            store.append("kv", t=t, rows=rows, key=["k"])
-            store.seal(t)
-            store.sync()
-
-    with pytest.raises(nosync.StorageError, match="disk is full"):
-        fill()
-    safe = store.safe_point()
-    assert safe is not None
-    for t in range(safe + 1):
-        assert store.read("kv", as_of=t).num_rows == 10_000
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    last = store.last_sealed() or 0
-    store.append("kv", t=last + 1, rows=rows)
-    store.seal(last + 1)
-    store.sync()
-    assert store.safe_point() == last + 1
-    store.close()
-
-
-def test_a_read_only_file_system(small_disk: Path) -> None:
-    nosync.open(small_disk / "s").close()
-    store = nosync.open(small_disk / "s", settings=nosync.StoreSettings(background=False))
-    store.append("counts", t=0, rows=words(a=1), key=["word"])
-    store.seal(0)
-    store.close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(nosync.StorageError, match="read-only"):
-        nosync.open(small_disk / "s")
-    with nosync.open(small_disk / "s", read_only=True) as reader:
-        assert reader.read("counts").num_rows == 1
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-
-
-def test_an_unwritable_directory(tmp_path: Path) -> None:
-    parent = tmp_path / "parent"
-    parent.mkdir()
-    if os.geteuid() == 0:
-        with pytest.raises(nosync.NosyncError):
-            nosync.open("/proc/nosync-store")
-        return
-    parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(nosync.StorageError, match="permission denied"):
-        nosync.open(parent / "store")
 
 
 def test_a_node_that_starts_while_a_task_publishes(tmp_path: Path) -> None:
@@ -517,7 +307,7 @@ def test_a_layer_that_cannot_be_read_holds_up_no_other(open_store: OpenStore) ->
     store = filled(open_store, env=env)
     store.sync()
     for t in (4, 5):
-        _one_more(store, t)
+        one_more(store, t)
     env.fail("map", errno.EIO, times=1, matches=lambda path: path.name == "4-5-0.layer")
     node = store.node
     assert isinstance(node, Node)
@@ -584,7 +374,7 @@ def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
     assert all(seen.acquire(timeout=20) for _ in range(3)), "it goes on trying"
     assert store.status().problems["nosync-durability: drain"] == "unexpected ZeroDivisionError: planted"
     monkeypatch.setattr(node.small, "sync", whole)
-    _one_more(store, 0)
+    one_more(store, 0)
     eventually("it is safe, and no problem is left", lambda: store.safe_point() == 0 and not store.status().problems)
 
 

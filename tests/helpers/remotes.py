@@ -15,6 +15,7 @@ from nosync.replication.remote.log import read_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.pack import Contents
 from nosync.replication.remote.settings import RemoteSettings
+from tests.conftest import OpenStore
 
 NAMES = NodeNames(EMBEDDED)
 QUIET = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, archive_epochs=4)
@@ -66,3 +67,7 @@ def files_below(root: Path, wanted: Callable[[str], bool] = lambda name: True) -
     """Returns the files of a directory by their relative paths."""
     found = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if wanted(name)}
+
+
+def open_quiet(open_store: OpenStore, name: str = "store", **options: object) -> nosync.Store:
+    return open_store(name, settings=QUIET, **options)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 import nosync
@@ -24,92 +23,20 @@ from nosync.spark.java import collector_settings
 from nosync.spark.session import conf_set
 from tests.conftest import OpenStore
 from tests.helpers.oracles import KEY_VALUES
+from tests.helpers.word_jobs import (
+    SCHEMA,
+    SHARDS,
+    epochs,
+    make_flow,
+    rows_of,
+    run,
+    to_spark,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-SCHEMA = "word string, n bigint, x double"
-SHARDS = 3
-
-
-def keep_positive(rows: pa.Table) -> pa.Table:
-    return rows.filter(pc.greater(rows["n"], 0))
-
-
-def remember_best(changes: pa.Table, state: pa.Table) -> pa.Table:
-    """The best total each initial ever had, and how many changes it saw; forgets the initial z."""
-    best = {row["initial"]: (row["best"], row["seen"]) for row in state.to_pylist()}
-    for row in changes.to_pylist():
-        if row["_change_type"] in ("insert", "update_postimage"):
-            b, seen = best.get(row["initial"], (None, 0))
-            best[row["initial"]] = (row["total"] if b is None else max(b, row["total"]), seen + 1)
-    best.pop("z", None)
-    return pa.table(
-        {
-            "initial": pa.array(list(best), pa.string()),
-            "best": pa.array([v[0] for v in best.values()], pa.int64()),
-            "seen": pa.array([v[1] for v in best.values()], pa.int64()),
-        }
-    )
-
-
-def add_initial(rows: pa.Table) -> pa.Table:
-    return rows.append_column("initial", pc.utf8_slice_codeunits(rows["word"], 0, 1))
-
-
-def make_flow() -> nosync.Dataflow:
-    flow = nosync.Dataflow("words")
-    kept = flow.source("words", SCHEMA).map("kept", keep_positive)
-    totals = kept.aggregate(
-        "totals",
-        key=["word"],
-        n=nosync.count(),
-        some=nosync.count("x"),
-        total=nosync.sum("n"),
-        least=nosync.min("x"),
-        most=nosync.max("x"),
-        mean=nosync.mean("x"),
-    )
-    best = totals.map("initials", add_initial).update(
-        "best", key=["initial"], state="best bigint, seen bigint", fn=remember_best
-    )
-    assert best.name == "best"
-    totals.filter("big", lambda rows: pc.greater(rows["total"], 100)).aggregate(
-        "big_by_size", key=["n"], words=nosync.count(), total=nosync.sum("total")
-    )
-    return flow
-
-
-def epochs(seed: int, count: int, rows: int = 300) -> list[pd.DataFrame]:
-    random_ = np.random.default_rng(seed)
-    words = np.array([f"{c}{i}" for c in "abcxyz" for i in range(8)])
-    found = []
-    for _ in range(count):
-        x = random_.integers(-50, 50, rows) / 4  # sums of quarters are exact, so order cannot hide in rounding
-        frame = pd.DataFrame({"word": random_.choice(words, rows), "n": random_.integers(-5, 20, rows), "x": x})
-        frame["x"] = frame["x"].astype(object).where(random_.random(rows) > 0.2, None)
-        found.append(frame)
-    found.append(found[0].iloc[:0])
-    return found
-
-
-def to_spark(spark: SparkSession, frame: pd.DataFrame, order: int | None = None) -> DataFrame:
-    table = pa.Table.from_pydict(
-        {"word": pa.array(frame["word"], pa.string()), "n": pa.array(frame["n"], pa.int64()),
-         "x": pa.array(frame["x"], pa.float64(), from_pandas=True)}
-    )  # fmt: skip
-    if order is not None:
-        shuffled = list(range(table.num_rows))
-        random.Random(order).shuffle(shuffled)
-        table = table.take(pa.array(shuffled, pa.int64()))
-        return spark.createDataFrame(table).repartition(1 + order % 4)
-    return spark.createDataFrame(table)
-
-
-def run(job: nosync.Job, spark: SparkSession, frames: list[pd.DataFrame], **options: Any) -> list[nosync.EpochReport]:
-    return [job.advance(t, {"words": to_spark(spark, frame, **options)}) for t, frame in enumerate(frames)]
 
 
 def oracle(frames: list[pd.DataFrame]) -> dict[str, dict[str, Any]]:
@@ -125,21 +52,6 @@ def oracle(frames: list[pd.DataFrame]) -> dict[str, dict[str, Any]]:
             "mean": x.sum() / len(x) if len(x) else None,
         }  # fmt: skip
     return result
-
-
-def rows_of(frame: DataFrame, key: str) -> dict[Any, dict[str, Any]]:
-    found: dict[Any, dict[str, Any]] = {}
-    for row in frame.collect():
-        values = row.asDict()
-        k = values.pop(key)
-        assert k not in found
-        found[k] = values
-    return found
-
-
-@pytest.fixture
-def store(open_store: OpenStore) -> nosync.Store:
-    return open_store()
 
 
 def layers_of(store: nosync.Store) -> dict[tuple[str, int, Any], str]:
@@ -483,113 +395,3 @@ def _examples(type_: pa.DataType, choose: random.Random) -> list[Any]:
     lengths = [*range(70), 200]
     texts = ["".join(choose.choice("abcé\u20ac😀 ") for _ in range(n)) for n in lengths]
     return [*texts, None] if t.is_string(type_) else [*(text.encode() for text in texts), None]
-
-
-def _add_column(rows: pa.Table) -> pa.Table:
-    return rows.append_column("y", rows["n"]) if rows.num_rows else rows
-
-
-def _mutate_input(rows: pa.Table) -> pa.Table:
-    if rows.num_rows:
-        rows["n"].chunk(0).to_numpy()[0] = 7
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (_add_column, r"returned columns \(.*y int64\), expected \(word string, n int64, x double\)"),
-        (lambda rows: rows if not rows.num_rows else rows.to_pylist(), "returned list, expected a pyarrow.Table"),
-        (lambda rows: rows if not rows.num_rows else rows["nope"], "raised KeyError"),
-        (_mutate_input, "raised ValueError: assignment destination is read-only"),
-    ],
-)
-def test_functions_that_go_wrong(spark: SparkSession, store: nosync.Store, fn: Any, message: str) -> None:
-    flow = nosync.Dataflow("f")
-    flow.source("words", SCHEMA).map("m", fn)
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
-    with pytest.raises(nosync.StageError, match=message) as caught:
-        job.advance(0, {"words": to_spark(spark, epochs(1, 1)[0])})
-    assert (caught.value.stage, caught.value.t) == ("m", "0")
-    assert store.verify().ok
-
-
-def _update_stranger(changes: pa.Table, state: pa.Table) -> pa.Table:
-    return pa.table({"word": ["stranger"], "v": pa.array([1], pa.int64())})
-
-
-def test_an_update_may_only_return_its_keys(spark: SparkSession, store: nosync.Store) -> None:
-    flow = nosync.Dataflow("f")
-    flow.source("words", SCHEMA).update("u", key=["word"], state="v bigint", fn=_update_stranger)
-    job = nosync.Job(flow, store, spark=spark, shards=1)
-    with pytest.raises(nosync.StageError, match="'stranger'.*not among the changed ones"):
-        job.advance(0, {"words": to_spark(spark, epochs(1, 1)[0])})
-
-
-def test_randomness_is_caught(spark: SparkSession, store: nosync.Store) -> None:
-    def roll(rows: pa.Table) -> pa.Table:
-        import secrets
-
-        return rows.set_column(1, "n", pa.array([secrets.randbelow(10**9) for _ in range(rows.num_rows)], pa.int64()))
-
-    flow = nosync.Dataflow("f")
-    flow.source("words", SCHEMA).map("dice", roll)
-    job = nosync.Job(flow, store, spark=spark, shards=1)
-    job.advance(0, {"words": to_spark(spark, epochs(1, 1)[0])})
-    store.sync()
-    for layer in store.layers():
-        if layer.stage == "dice":
-            Path(layer.path).unlink()
-    with pytest.raises(nosync.DeterminismError, match="dice"):
-        job.recover()
-    assert job.safe_point() is None
-
-
-def test_jobs_that_do_not_fit_the_store(spark: SparkSession, store: nosync.Store) -> None:
-    frames = epochs(1, 1)
-    job = nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)
-    run(job, spark, frames)
-    with pytest.raises(nosync.FlowError, match="key_groups=64"):
-        nosync.Job(nosync.Dataflow("x", key_groups=64), store, spark=spark)
-    with pytest.raises(nosync.FlowError, match="shards is 0"):
-        nosync.Job(make_flow(), store, spark=spark, shards=0)
-    with pytest.raises(nosync.FlowError, match="not a SparkSession"):
-        nosync.Job(make_flow(), store, spark="local")  # type: ignore[arg-type]
-    changed = nosync.Dataflow("words")
-    kept = changed.source("words", SCHEMA).map("kept", lambda rows: rows)
-    kept.aggregate("totals", key=["word"], n=nosync.count())
-    with pytest.raises(nosync.FlowError, match="stage kept was recorded with fingerprint"):
-        nosync.Job(changed, store, spark=spark, shards=SHARDS)
-    nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)  # the same code again, compiled anew
-
-
-@pytest.mark.parametrize(
-    ("inputs", "error", "message"),
-    [
-        (lambda s, f: {}, nosync.InvalidInputError, "source words has no input"),
-        (lambda s, f: {"words": f, "x": f}, nosync.InvalidInputError, "'x' is not a source"),
-        (lambda s, f: {"words": f.drop("n")}, nosync.SchemaError, "column 'n' is missing"),
-        (
-            lambda s, f: {"words": f.selectExpr("word", "cast(n as int) n", "x")},
-            nosync.SchemaError,
-            "int32, expected int64",
-        ),
-        (lambda s, f: {"words": [1]}, nosync.SchemaError, "expected a Spark DataFrame"),
-    ],
-)
-def test_inputs_that_do_not_fit(
-    spark: SparkSession, store: nosync.Store, inputs: Any, error: type[Exception], message: str
-) -> None:
-    job = nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)
-    frame = to_spark(spark, epochs(1, 1)[0])
-    with pytest.raises(error, match=message):
-        job.advance(0, inputs(spark, frame))
-    with pytest.raises(nosync.NotAvailableError, match="no epoch was run"):
-        job.read("totals")
-    job.advance(0, {"words": frame})
-    with pytest.raises(nosync.OutOfOrderError, match="next one is 1"):
-        job.advance(5, {"words": frame})
-    with pytest.raises(nosync.UnknownStageError, match="stages: words, kept"):
-        job.read("nope")
-    with pytest.raises(nosync.NotAvailableError, match="the newest is 0"):
-        job.read("totals", as_of=3)

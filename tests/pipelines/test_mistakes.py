@@ -1,0 +1,117 @@
+"""Mistakes in projects of Declarative Pipelines: named with file and line, in the call where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nosync
+from tests.pipelines.projects import Project
+from tests.pipelines.texts import MORE, counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("@dp.materialized_view\ndef a():\n    return spark.table('b')\n\n"
+         "@dp.materialized_view\ndef b():\n    return spark.table('a')", "t.py:7: a reads b reads a"),
+        ("@dp.materialized_view\ndef a():\n    return spark.table('a')", "a reads a"),
+        ("@dp.materialized_view\ndef a():\n    return spark.table('ordres')\n\n"
+         "@dp.table\ndef orders():\n    return spark.readStream.schema('x int').json('data/')", "t.py:7: a: .* 'orders'"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3).orderBy(F.rand())", "rand"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3).limit(2)", "t.py:7: view a: .*ORDER BY"),
+        ("@dp.materialized_view\ndef a():\n    return 3", "a returned int, expected a DataFrame"),
+        ("@dp.materialized_view\ndef a():\n    return 1 / 0", "t.py:7: a raised ZeroDivisionError"),
+        ("@dp.table\ndef a():\n    return spark.range(3)", "reads no stream"),
+        ("@dp.materialized_view\ndef a():\n    return spark.readStream.schema('x int').json('data/')", "reads a stream"),
+        ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').join(spark.range(3), 'id')",
+         "joins a stream with a table"),
+        ("@dp.table(spark_conf={'spark.sql.ansi.enabled': 'false'})\ndef a():\n    return spark.range(3)", "spark_conf"),
+        ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').groupBy('id').count()",
+         "given once and never taken back"),
+        ("dp.create_streaming_table('a')", "nothing fills a"),
+        ("SET spark.sql.ansi.enabled = false;", "t.sql:1: SET: .*configuration"),
+        ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "configuration of the project"),
+        ("CREATE STREAMING TABLE a AS SELECT * FROM STREAM json.`data/` WHERE 1 IN (SELECT id FROM range(3));", "t.sql:1"),
+        ("@dp.table\ndef a():\n    spark.range(1).createOrReplaceTempView('r')\n    rows = spark.readStream.schema('id int')"
+         ".json('data/')\n    return rows.where('id IN (SELECT id FROM r)')", "joins a stream with a table"),
+        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t;\n"
+         "CREATE FLOW f AS INSERT INTO a BY NAME SELECT * FROM STREAM b;", "AUTO CDC, and can have no other flow"),
+        ("@dp.append_flow(target='b')\ndef a():\n    return spark.range(3)", "create_streaming_table\\('b'\\)"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', except_column_list=['opp'])",
+         "t.py:11: b has no column 'opp'; it has id, op, t .*'op'"),
+        ("dp.create_sink('a', 'kafka', {})", "a is a sink"),
+        ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
+        ("@dp.materialized_view(name='a b')\ndef a():\n    return spark.range(3)", "t.py:7: dataset name 'a b'"),
+        ("import nothing_such", "t.py: ModuleNotFoundError: No module named 'nothing_such'"),
+        ("x = = 1", "t.py: SyntaxError"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3)\n\n"
+         "@dp.materialized_view(name='A')\ndef c():\n    return spark.range(3)", "t.py:11: a is defined .*t.py:7"),
+        ("CREATE MATERIALIZED VIEW a AS\nSELECT 1 AS x\nFRM b;", "t.sql: .*line 3"),
+        ("CREATE TABLE a (x int);", "t.sql:1: .*expected CREATE MATERIALIZED VIEW"),
+        ("-- one\n\nCREATE MATERIALIZED VIEW a AS\nSELECT id FROM range(3)\nWHERE rand() > 0.5;", "rand.*line 5"),
+        ("CREATE MATERIALIZED VIEW a AS SELECT * FROM nowhere;", "nowhere"),
+        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t STORED AS SCD TYPE 2;", "SCD type 2"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_path: Path, text: str, said: str) -> None:
+    project = Project(tmp_path / "p", spark, t=text)
+    with pytest.raises(nosync.NosyncError, match=f"(?s){said}"):
+        project.declare()
+
+
+def test_inputs_have_names_that_another_order_does_not_change(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("CREATE DATABASE raw")
+    try:
+        for name in ("a", "b"):
+            spark.sql(f"CREATE TABLE raw.{name} USING parquet AS SELECT 1 AS id, '{name}' AS {name}_is")
+        query = "SELECT * FROM raw.{} JOIN raw.{} USING (id) WHERE id IN (SELECT id FROM raw.a)"
+        project = Project(tmp_path / "p", spark, q="CREATE MATERIALIZED VIEW q AS " + query.format("a", "b"))
+        names = [one.name for one in project.declare().inputs]
+        assert names == ["spark_catalog-raw-a", "spark_catalog-raw-b"]
+        project.run()
+        assert project.rows("q") == counted(("a", "b", 1))
+        project.write("q", "CREATE MATERIALIZED VIEW q AS " + query.format("b", "a"))
+        assert [one.rows_in for one in project.run().epochs] == [0], "no row of the tables comes again"
+        assert project.rows("q") == counted(("a", "b", 1))
+    finally:
+        spark.sql("DROP DATABASE raw CASCADE")
+    two = "@dp.table\ndef a():\n    def of(name):\n        return spark.readStream.schema(f'x int, {name} int').json('data/')\n"
+    project = Project(tmp_path / "two", spark, two=two + "    return of('y').join(of('z'), 'x')\n")
+    with pytest.raises(nosync.FlowError, match="define each as a dataset of its own"):
+        project.declare()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("name: x\n", "storage"),
+        ("name: x\nstorage: s\nlibrarys: []\n", "librarys"),
+        ("name: [x\n", "spark-pipeline.yml|no spec"),
+        ("", "no spec"),
+        ("name: x\nstorage: s\nlibraries:\n  - glob:\n      include: nothing/**\n", "no file matches"),
+        ("name: x\nstorage: s\nlibraries:\n  - glob:\n      include: '*/a/*.py'\n", "glob"),
+    ],
+)
+def test_a_mistake_in_the_spec_is_named(spark: SparkSession, tmp_path: Path, spec: str, said: str) -> None:
+    project = Project(tmp_path / "p", spark)
+    (project.root / "spark-pipeline.yml").write_text(spec)
+    with pytest.raises(nosync.InvalidInputError, match=said):
+        project.declare()
+
+
+def test_a_null_sequence_is_an_error_that_names_the_flow(spark: SparkSession, tmp_path: Path) -> None:
+    feed = MORE[: MORE.index("@dp.materialized_view")]
+    cdc = "CREATE STREAMING TABLE people FLOW AUTO CDC FROM STREAM(feed_input) KEYS (customer) SEQUENCE BY seq;"
+    project = Project(tmp_path / "p", spark, feed=feed, cdc=cdc)
+    project.give("feed", [{"customer": "ann", "city": "Rome", "op": "U"}])
+    with pytest.raises(nosync.NosyncError, match=r"AUTO CDC people: SEQUENCE BY is null"):
+        project.run()

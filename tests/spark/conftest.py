@@ -1,0 +1,24 @@
+"""What tests of Spark's side share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each run of an epoch that may scan, whether its tasks were to read the files."""
+    from nosync.spark import epoch_run as epoch
+
+    found: list[bool] = []
+    decide = epoch.files_to_scan
+
+    def spied(*about: Any) -> Any:
+        files = decide(*about)
+        found.append(bool(files))
+        return files
+
+    monkeypatch.setattr(epoch, "files_to_scan", spied)
+    return found
