@@ -147,7 +147,10 @@ def stages_to_bootstrap(
                 "join), so that nothing can take back what it gave. Give the view, or the stage, another name there"
             )
         if _depends_on_order(stage):
-            what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
+            changing = _changing_input(flow, stage)
+            what = "can neither have other code on a branch nor begin there"
+            if changing is not None:
+                what += f": its input {changing} changes"
             if because != declared:
                 what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
             raise FlowError(

@@ -17,16 +17,18 @@ import nosync
 from tests.conftest import OpenStore
 from tests.parity.both_ways import APPEND, EPOCHS_AFTER, EVENTS, UPDATE, Batch, Case, at_sink, by_spark, one
 from tests.parity.cases import CASES
+from tests.parity.rows import batches_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-SHORT = ("tumbling-append", "session-append", "duplicates-in-time-append", "interval-left-append")
+SHORT = ("session-append", "interval-left-append")
 BY_VIEWS = (
-    *SHORT, "tumbling-update", "sliding-append", "within-append", "interval-inner-append", "interval-right-append",
-    "interval-full-append", "interval-left_semi-append", "window-of-windows-append", "dedupe-then-window-append",
+    *SHORT, "tumbling-append", "tumbling-update", "sliding-append", "duplicates-in-time-append", "within-append",
+    "interval-inner-append", "interval-right-append", "interval-full-append", "interval-left_semi-append",
+    "window-of-windows-append", "dedupe-then-window-append",
 )  # fmt: skip
 ROUNDS = int(os.environ.get("NOSYNC_VIEWS", "1"))
 WINDOW = ["k", "start", "end", "n", "total"]
@@ -41,7 +43,37 @@ def _filtered(streams: Any) -> DataFrame:
     return of_windows.select("k", "w.start", "w.end", "n", "total")
 
 
+def _only_a(streams: Any) -> DataFrame:
+    """The filter is moved below the watermark, which only the rows that it leaves move then."""
+    from pyspark.sql import functions as F
+
+    windows = streams["events"].withWatermark("at", "5 minutes").groupBy("k", F.window("at", "10 minutes"))
+    of_windows = windows.agg(F.count("*").alias("n"), F.sum("x").alias("total")).where("k = 'a'")
+    return of_windows.select("k", "window.start", "window.end", "n", "total")
+
+
+def _near(streams: Any) -> DataFrame:
+    """Null keys are left out below both watermarks, and so are small values."""
+    from pyspark.sql import functions as F
+
+    left, right = (
+        streams["events"].withWatermark("at", "5 minutes"),
+        streams["others"].withWatermark("seen", "5 minutes"),
+    )
+    joined = left.join(
+        right, F.expr("k = j AND seen BETWEEN at - INTERVAL 9 MINUTES AND at + INTERVAL 9 MINUTES"), "leftOuter"
+    )
+    return joined.where("x > 2").select("k", "at", "x", "seen", "y")
+
+
+def _with_null_keys(random: np.random.Generator) -> list[Batch]:
+    left, right = batches_of(random, "k", "x"), batches_of(random, "k", "x")
+    return [{"events": a, "others": b.rename_columns(["seen", "j", "y"])} for a, b in zip(left, right, strict=True)]
+
+
 MORE = [
+    Case("only-a-append", APPEND, _only_a, nosync.Dataflow, WINDOW, one("k", "x")),
+    Case("near-append", APPEND, _near, nosync.Dataflow, ["k", "at", "x", "seen", "y"], _with_null_keys),
     Case("filtered-append", APPEND, _filtered, nosync.Dataflow, WINDOW, one("k", "x")),
     Case("filtered-update", UPDATE, _filtered, nosync.Dataflow, WINDOW, one("k", "x"), ["k", "start", "end"]),
 ]
@@ -65,7 +97,7 @@ def by_view(spark: SparkSession, store: nosync.Store, case: Case, batches: list[
 
 def _cases() -> Iterator[Any]:
     for case in [*(c for c in CASES if c.name in BY_VIEWS), *MORE]:
-        marks = [] if case.name in (*SHORT, "filtered-update") else [pytest.mark.long("make views")]
+        marks = [] if case.name in (*SHORT, "filtered-update", "near-append") else [pytest.mark.long("make views")]
         yield pytest.param(case, id=case.name, marks=marks)
 
 
@@ -86,10 +118,18 @@ IN_MINUTES = [[(0, "a"), (4, "b"), (7, "a")], [(21, "a")], [], [(3, "a"), (22, "
 """The minutes and keys of clicks, by epoch. That of 12:03 comes when its window is closed."""
 
 
+def _marked(tables: Any) -> DataFrame:
+    clicks: DataFrame = tables["clicks"].withWatermark("at", "5 minutes")
+    return clicks
+
+
 def per_window(tables: Any) -> DataFrame:
+    return per_window_of(_marked(tables))
+
+
+def per_window_of(clicks: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    clicks = tables["clicks"].withWatermark("at", "5 minutes")
     return clicks.groupBy(F.window("at", "10 minutes"), "k").count().select("window.start", "k", "count")
 
 
@@ -160,10 +200,10 @@ def test_sql_says_a_watermark_too(spark: SparkSession, open_store: OpenStore) ->
     assert minutes(clicked(spark, open_store(), flow), "once") == {(0, "a", 2), (0, "b", 1)}
 
 
-def _joined(tables: Any, condition: str, how: str = "inner") -> DataFrame:
+def _joined(tables: Any, condition: str, how: str = "inner", delay: str = "8 minutes") -> DataFrame:
     from pyspark.sql import functions as F
 
-    left, right = tables["clicks"].withWatermark("at", "5 minutes"), tables["others"].withWatermark("seen", "8 minutes")
+    left, right = tables["clicks"].withWatermark("at", "5 minutes"), tables["others"].withWatermark("seen", delay)
     return left.join(right, F.expr(condition), how).select("at", "k")
 
 
@@ -182,8 +222,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda t: _distinct(_windows(t, "10 minutes")), "not there in windows that a watermark closes",
     ),
     "a window after a filter by event time": (
-        lambda t: per_window({"clicks": t["clicks"].withWatermark("at", "5 minutes").where("at > '2020-01-01'")}),
-        "filter before it",
+        lambda t: per_window_of(_marked(t).where("at > '2020-01-01'")), "filter before withWatermark",
     ),
     "a join by time alone": (
         lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
@@ -192,7 +231,47 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda t: _joined(t, f"{BOTH} AND length(k) > y", "left"), "compute it after an inner join",
     ),
     "windows after a join": (
-        lambda t: _joined(t, BOTH).groupBy(_window_of_at()).count(), "a join by event time gives rows long after",
+        lambda t: _joined(t, BOTH, delay="5 minutes").groupBy(_window_of_at()).count(), "a join after withWatermark",
+    ),
+    "a join with a table before the window": (
+        lambda t: per_window_of(_marked(t).join(t["others"].selectExpr("j AS k"), "k")), "a join after withWatermark",
+    ),
+    "a filter by what is made of the time": (
+        lambda t: per_window_of(_marked(t).selectExpr("*", "minute(at) AS mm").where("mm < 35")), "filter before withWatermark",
+    ),
+    "a filter by the time under another name": (
+        lambda t: per_window_of(_marked(t).selectExpr("at", "at AS t", "k").where("minute(t) < 35")),
+        "filter before withWatermark",
+    ),
+    "a filter by a window, which Spark moves below it": (
+        lambda t: per_window(t).where("start > '2020-01-01'"), "filter before withWatermark",
+    ),
+    "a UNION with rows that have no watermark": (
+        lambda t: per_window_of(_marked(t).union(t["others"].select("seen", "j"))), "a UNION has rows without one",
+    ),
+    "one input by two ways": (
+        lambda t: per_window_of(_marked(t).where("k = 'a'").union(_marked(t).where("k = 'b'"))), "come by two ways",
+    ),
+    "two parts with watermarks": (
+        lambda t: per_window(t).union(per_window({"clicks": t["others"].selectExpr("seen AS at", "j AS k")})),
+        "make them two views",
+    ),
+    "other delays in a UNION": (
+        lambda t: per_window_of(_marked(t).union(t["others"].withWatermark("seen", "1 minute").select("seen", "j"))),
+        "give them the same",
+    ),
+    "a watermark twice": (lambda t: per_window({"clicks": _marked(t)}), "say it once"),
+    "ROLLUP": (lambda t: _marked(t).rollup("k", _window_of_at()).count(), "without CUBE or ROLLUP"),
+    "the time as a group": (lambda t: _marked(t).groupBy("at").count(), "is there for window(...) alone"),
+    "a window as a key of dropDuplicates": (
+        lambda t: _marked(t).select(_window_of_at(), "k").dropDuplicates(["window", "k"]), "is there for window(...) alone",
+    ),
+    "a window in an aggregate": (
+        lambda t: _least_start(_marked(t).withColumn("w", _window_of_at()).groupBy("w")), "compute it after the aggregate",
+    ),
+    "a join with one bound": (lambda t: _joined(t, "k = j AND seen >= at"), "needs bounds on both times"),
+    "bounds that nothing is within": (
+        lambda t: _joined(t, "k = j AND seen > at AND seen < at"), "no times are within its bounds",
     ),
     "rows that are taken back": (
         lambda t: t["clicks"].groupBy("k").count(), "given once and never taken back",
@@ -205,6 +284,13 @@ def _distinct(windows: Any) -> DataFrame:
 
     counted: DataFrame = windows.agg(F.countDistinct("k", "at"))
     return counted
+
+
+def _least_start(windows: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    least: DataFrame = windows.agg(F.min("w.start"))
+    return least
 
 
 def _window_of_at() -> Any:
@@ -222,6 +308,20 @@ def test_what_cannot_go_by_event_time_is_refused(spark: SparkSession, what: str)
         flow.view("v", query, emit="final", spark=spark)
     assert str(error.value).startswith("view v: ")
     assert {stage.name for stage in flow.stages} == {"clicks", "others"}
+
+
+def test_a_table_has_no_watermark_and_the_view_is_named(spark: SparkSession) -> None:
+    flow = nosync.Dataflow("f")
+    flow.table("clicks", "at timestamp, k string", key=["k"])
+    with pytest.raises(nosync.FlowError, match="view v: its input clicks changes"):
+        flow.view("v", lambda t: _marked(t).dropDuplicatesWithinWatermark(["k"]), spark=spark)
+
+
+def test_the_word_alone_is_no_watermark(spark: SparkSession) -> None:
+    flow = flow_of_clicks()
+    flow.source("others", "seen timestamp, j string, y bigint")
+    flow.sql("v", "SELECT k AS watermark FROM clicks WHERE k IN (SELECT j FROM others) /* watermark */", spark=spark)
+    assert flow.views["v"].columns == (("watermark", "STRING"),)
 
 
 def test_a_day_is_not_always_as_long(spark: SparkSession) -> None:

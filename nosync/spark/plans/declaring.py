@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -25,6 +26,8 @@ from nosync.spark.plans.translator import Translator
 from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import check_session, expression_settings
 
+_NAME_OF_STAGE = re.compile(r"[a-z]+-[0-9a-f]{10}\Z")
+"""How stages of views are called, those that could not be made included."""
 _NO_SESSION = (
     "Spark reads its query, and there is no session yet: make one before, as in "
     "SparkSession.builder.getOrCreate(), or give spark="
@@ -62,6 +65,8 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
             relation.stage.select(view.name, *expressions, persist="memory")
     except Refused as error:
         raise FlowError(f"view {view.name}: {error}") from None
+    except NosyncError as error:
+        raise _of_view(error, view.name, translator.stages.made) from error
     made = (*translator.stages.made, view.name)
     _bound(flow, spark, view, made)
     columns = tuple((name, str(type_.sql())) for _, name, type_ in analyzed.columns)
@@ -136,12 +141,17 @@ def _bound(flow: Dataflow, spark: SparkSession, view: View, made: tuple[str, ...
     try:
         bound = bind(flow, parse_ddl, _analyzer_of(flow, spark))
     except NosyncError as error:
-        mine = re.match(r"stage ([a-z0-9_-]+): ", str(error))
-        if mine is None or mine[1].partition(PART_SEPARATOR)[0] not in made:
-            raise
-        raise FlowError(f"view {view.name}: {str(error)[mine.end() :]} (in its stage {mine[1]})") from error
+        raise _of_view(error, view.name, made) from error
     if view.emit == FINAL and bound.stages[view.name].changing:
         raise FlowError(
             f'view {view.name}: its rows are to be given once and never taken back (emit="final", as in streaming tables), and '
             "this query takes rows back: group them by window(...) after withWatermark(...)"
         )
+
+
+def _of_view(error: NosyncError, view: str, made: Container[str]) -> NosyncError:
+    """Returns an error of one of a view's stages as one of the view. Their names say nothing to users."""
+    mine = re.match(r"stage ([a-z0-9_-]+): ", str(error))
+    if mine is None or (mine[1].partition(PART_SEPARATOR)[0] not in made and not _NAME_OF_STAGE.match(mine[1])):
+        return error
+    return FlowError(f"view {view}: {str(error)[mine.end() :]} (in its stage {mine[1]})")

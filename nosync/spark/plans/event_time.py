@@ -7,14 +7,14 @@ event time has the delay of its watermark. The length of windows is read back fr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from py4j.java_gateway import get_field
 
 from nosync.flow.kinds import FINAL
 from nosync.kernels.windows import MAX, MIN
-from nosync.spark.plans.catalyst import Node, conjuncts, id_of, ids_in, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, ids_in, items, kind_of, nodes_of, refused
 
 WATERMARK_NODE = "EventTimeWatermark"
 _DELAY, _WINDOW, _SESSION = "spark.watermarkDelayMs", "spark.timeWindow", "spark.sessionWindow"
@@ -24,6 +24,11 @@ _UNITS = (
 _DAY_US = 86_400_000_000
 _UTC = ("UTC", "Etc/UTC", "Z", "GMT", "+00:00")
 ADDS_INTERVAL = ("TimeAdd", "TimestampAddInterval")
+_PASSES_ALL = (
+    "Project", "Union", "Generate", "Expand", "SubqueryAlias", "ResolvedHint", "Repartition", "RepartitionByExpression",
+    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark",
+)  # fmt: skip
+"""What may be between a watermark and what goes by it. An aggregate or a deduplication there goes by it too."""
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
@@ -53,16 +58,16 @@ class EventWindow:
     watermark: Watermark
 
 
-def window_of(aggregate: Node, group: Node, emit: str) -> EventWindow | None:
+def window_of(aggregate: Node, group: Node, emit: str, whole: int) -> EventWindow | None:
     """Returns the windows of a grouping expression whose rows have a watermark. None: it is something else, or windows of
-    windows that still change, of which no watermark says when they are over.
+    windows that still change, of which no watermark says when they are over. `whole`: how many watermarks the query has.
 
     Raises Refused for windows that are not there.
     """
     marks = _marks(group)
     if _DELAY not in marks or not (_WINDOW in marks or _SESSION in marks):
         return None
-    of_windows = any(kind_of(one) == "Aggregate" for one in _nodes(aggregate.child()))
+    of_windows = is_of_windows(aggregate)
     if of_windows and emit != FINAL:
         return None
     above: list[Node] = []
@@ -79,58 +84,117 @@ def window_of(aggregate: Node, group: Node, emit: str) -> EventWindow | None:
     if kind_of(struct) != "CreateNamedStruct":
         return None
     # Windows that are final come when the watermark has passed them, in order.
-    watermark = watermark_of(aggregate, 0 if of_windows else marks[_DELAY])
+    watermark = watermark_of(aggregate, 0 if of_windows else marks[_DELAY], whole)
     zone = str(aggregate.conf().sessionLocalTimeZone())
     time, size, slide = _session(group, struct, zone) if _SESSION in marks else _aligned(group, struct)
     return EventWindow(group, time, plan, tuple(above), size, slide, watermark)
 
 
-def of_rows(plan: Node) -> tuple[Node, Watermark] | None:
-    """Returns the column of a plan's rows that has a watermark."""
+def is_of_windows(aggregate: Node) -> bool:
+    """Returns whether an aggregate is over one, whose watermark it has."""
+    return any(kind_of(one) == "Aggregate" and has_watermark(one) for one in _nodes(aggregate.child()))
+
+
+def of_rows(plan: Node, whole: int) -> tuple[Node, Watermark] | None:
+    """Returns the column of a plan's rows that has a watermark. `whole`: how many the query has."""
     for one in items(plan.output()):
         delay = _marks(one).get(_DELAY)
         if delay is not None and kind_of(one.dataType()) != "StructType":
-            return one, watermark_of(plan, delay)
+            return one, watermark_of(plan, delay, whole)
     return None
 
 
-def watermark_of(plan: Node, delay_ms: int) -> Watermark:
-    """Returns the watermark of what comes to a plan. Raises Refused where it is of several with different delays, or rows
-    are left out between the watermark and here by their event time.
+def check_not_timed(expression: Node, what: str) -> None:
+    """Raises Refused for a key that has a watermark, of which nothing is made that goes by it."""
+    if _DELAY in _marks(expression):
+        raise refused(
+            expression,
+            f"{what} by a time with a watermark is there for window(...) alone: without CUBE or ROLLUP, and for windows of "
+            "windows by window(window_time(window), ...)",
+        )
+
+
+def watermark_of(plan: Node, delay_ms: int, whole: int) -> Watermark:
+    """Returns the watermark of what comes to a plan. `whole`: how many the query has.
+
+    Raises Refused where Spark's would be another one: it has one for the whole query, which goes by all rows where
+    withWatermark stands; here each stage has one, which goes by the rows that reach it.
     """
     marks = list(_watermarks(plan))
-    joined = next(
-        (one for one in _nodes(plan) if kind_of(one) == "Join" and all(map(has_watermark, items(one.children())))), None
-    )
-    if joined is not None:
-        raise refused(
-            joined,
-            "a join by event time gives rows long after their time, so that none is late behind it: leave the watermark "
-            "of what follows out, as a view over this one does",
+    name = str(marks[0].eventTime().name()) if marks else ""
+    if len(marks) != whole:
+        raise Refused(
+            f"withWatermark({name!r}): Spark has one watermark for all of a query, that of the slowest part, and here each part "
+            "has its own: make them two views"
         )
-    delays = {_delay_of(one) for one in marks}
-    if len(delays) > 1:
-        raise refused(
-            marks[-1],
-            "rows that come together here have watermarks of different delays, and a stage has one for all: give them the same",
+    if any(has_watermark(mark.child()) for mark in marks):
+        raise Refused(f"withWatermark({name!r}): the rows have a watermark already: say it once")
+    if len({_delay_of(one) for one in marks}) > 1:
+        raise Refused(
+            f"withWatermark({name!r}): rows that come together here have watermarks of different delays: give them the same"
         )
-    for one in marks:
-        _check_not_filtered(plan, one, id_of(one.eventTime()))
-    policy = str(plan.conf().getConfString(_POLICY, MIN)).lower()
-    return Watermark(duration(1000 * delay_ms), policy if len(marks) > 1 else MAX)
+    _check_unions(plan, name, marks)
+    for mark in marks:
+        for one in _above(plan, mark):
+            if not (one.equals(mark) or (one.equals(plan) and kind_of(plan) == "Aggregate")):
+                _check_passes_all(one)
+    return Watermark(duration(1000 * delay_ms), policy_of(plan) if len(marks) > 1 else MAX)
 
 
-def _check_not_filtered(plan: Node, mark: Node, time: int) -> None:
-    """Spark's watermark follows rows that a filter by event time leaves out; that of a stage sees them no more."""
-    for one in _above(plan, mark):
-        if kind_of(one) == "Filter":
-            by_time = [part for part in conjuncts(one.condition()) if time in ids_in(part)]
-            more = next((part for part in by_time if not _is_of_windows(part)), None)
-            if more is not None:
-                raise refused(
-                    more,
-                    "rows are left out by their event time after withWatermark, which goes by all: filter before it",
-                )
+def policy_of(plan: Node) -> str:
+    """Returns by which of several watermarks a query goes, as the session has it."""
+    return str(plan.conf().getConfString(_POLICY, MIN)).lower()
+
+
+def _check_unions(plan: Node, name: str, marks: Sequence[Node]) -> None:
+    """Raises Refused where rows with and without a watermark come together, or those of one input by two ways."""
+    unions = [one for one in _nodes(plan) if kind_of(one) == "Union" and has_watermark(one)]
+    if any(not has_watermark(child) for one in unions for child in items(one.children())):
+        raise Refused(
+            f"withWatermark({name!r}): a UNION has rows without one: say it after the UNION, or in each of its parts"
+        )
+    inputs = [_inputs_of(mark) for mark in marks]
+    if len(inputs) > 1 and len(set.union(*inputs)) < sum(map(len, inputs)):
+        raise Refused(
+            f"withWatermark({name!r}): rows of one input come by two ways, each with a watermark: say it once, after the UNION"
+        )
+
+
+def _inputs_of(plan: Node) -> set[str]:
+    return {str(one.desc().identifier().table()) for one in _nodes(plan) if kind_of(one) == "View"}
+
+
+def _check_passes_all(plan: Node) -> None:
+    """Raises Refused for what leaves rows out between a watermark and what goes by it: they move Spark's watermark."""
+    kind = kind_of(plan)
+    if kind in _PASSES_ALL:
+        return
+    if kind == "Join":
+        raise Refused(
+            "a join after withWatermark leaves rows out, which move Spark's watermark, or gives them long after their time: join "
+            "before it, or have the windows in one view and the join in another"
+        )
+    if kind != "Filter":
+        raise Refused(
+            f"a {kind} between withWatermark and what goes by it leaves rows out that move Spark's watermark: do it before, or "
+            "in a view over this one"
+        )
+    for condition in conjuncts(plan.condition()):
+        if kind_of(condition) != "IsNotNull" and not _says_where_a_window_is(condition):
+            raise refused(
+                condition,
+                "rows are left out after withWatermark by their time, or by what is computed after it, and Spark's watermark "
+                "goes by all: filter before withWatermark, or in a view over this one",
+            )
+
+
+def _says_where_a_window_is(condition: Node) -> bool:
+    """Returns whether a condition is the one that Spark adds where windows slide by a part of their size."""
+    if kind_of(condition) not in ("GreaterThanOrEqual", "LessThan"):
+        return False
+    left, right = items(condition.children())
+    marked = [one for one in nodes_of(right) if kind_of(one) == "AttributeReference"]
+    return _DELAY in _marks(left) and all(_WINDOW in _marks(one) or _SESSION in _marks(one) for one in marked)
 
 
 def _above(plan: Node, mark: Node) -> Iterator[Node]:
@@ -140,6 +204,11 @@ def _above(plan: Node, mark: Node) -> Iterator[Node]:
         if not plan.equals(mark):
             for child in items(plan.children()):
                 yield from _above(child, mark)
+
+
+def watermarks_in(plan: Node) -> int:
+    """Returns how many watermarks a plan has."""
+    return sum(1 for _ in _watermarks(plan))
 
 
 def has_watermark(plan: Node) -> bool:
@@ -157,17 +226,10 @@ def _nodes(plan: Node) -> Iterator[Node]:
         yield from _nodes(child)
 
 
-def _is_of_windows(condition: Node) -> bool:
-    """Returns whether a condition is one that Spark adds where it puts rows into windows."""
-    return kind_of(condition) == "IsNotNull" or any(
-        _WINDOW in _marks(one) or _SESSION in _marks(one)
-        for one in nodes_of(condition)
-        if kind_of(one) == "AttributeReference"
-    )
-
-
 def is_within(condition: Node, window: EventWindow) -> bool:
     """Returns whether a condition only says that the event time is in the window."""
+    if kind_of(condition) == "IsNotNull":
+        return ids_in(condition) == {id_of(window.attribute)}
     if kind_of(condition) not in ("GreaterThanOrEqual", "LessThan"):
         return False
     left, right = items(condition.children())

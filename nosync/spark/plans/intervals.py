@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nosync.spark.plans.catalyst import Node, id_of, is_replaceable, items, kind_of
-from nosync.spark.plans.event_time import ADDS_INTERVAL, Watermark, duration, length_us, of_rows
+from nosync.spark.plans.catalyst import Node, Refused, id_of, is_replaceable, items, kind_of
+from nosync.spark.plans.event_time import (
+    ADDS_INTERVAL,
+    Watermark,
+    duration,
+    length_us,
+    of_rows,
+    policy_of,
+    watermarks_in,
+)
 
 _COMPARISONS = {"GreaterThanOrEqual": (1, 0), "GreaterThan": (1, 1), "LessThanOrEqual": (-1, 0), "LessThan": (-1, 1)}
 """By comparison: in which direction its left side is the larger one, and the microseconds that equality does without."""
@@ -20,17 +28,21 @@ class Interval:
     watermarks: tuple[Watermark, Watermark]
     lower_us: int
     upper_us: int
+    policy: str
 
     @property
     def within(self) -> tuple[str, str]:
         return duration(self.lower_us), duration(self.upper_us)
 
 
-def interval_of(plan: Node, conditions: Sequence[Node]) -> tuple[Interval, list[Node]] | None:
+def interval_of(plan: Node, conditions: Sequence[Node], whole: int) -> tuple[Interval, list[Node]] | None:
     """Returns the interval of a join, and the conditions that say something else. None: its sides do not both have a
-    watermark, or there is no bound on both sides, so that all rows are kept.
+    watermark. `whole`: how many the query has. Raises Refused where there is no bound on both sides.
     """
-    timed_left, timed_right = of_rows(plan.left()), of_rows(plan.right())
+    of_sides = [watermarks_in(side) for side in (plan.left(), plan.right())]
+    if not all(of_sides):
+        return None
+    timed_left, timed_right = of_rows(plan.left(), whole - of_sides[1]), of_rows(plan.right(), whole - of_sides[0])
     if timed_left is None or timed_right is None:
         return None
     (left, of_left), (right, of_right) = timed_left, timed_right
@@ -42,9 +54,14 @@ def interval_of(plan: Node, conditions: Sequence[Node]) -> tuple[Interval, list[
         rest += [] if found else [one]
     lower = [us for larger, us in bounds if larger > 0]
     upper = [us for larger, us in bounds if larger < 0]
-    if not lower or not upper or max(lower) > min(upper):
-        return None
-    return Interval((left, right), (of_left, of_right), max(lower), min(upper)), rest
+    if not lower or not upper:
+        raise Refused(
+            "a join of two streams with watermarks needs bounds on both times, as in seen BETWEEN at AND at + INTERVAL 1 HOUR: "
+            "so rows are kept no longer than they can match. Without bounds leave withWatermark out, and all rows are kept"
+        )
+    if max(lower) > min(upper):
+        raise Refused("a join of two streams: no times are within its bounds")
+    return Interval((left, right), (of_left, of_right), max(lower), min(upper), policy_of(plan)), rest
 
 
 _Bound = tuple[int, int]

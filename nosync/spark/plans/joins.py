@@ -80,9 +80,10 @@ class Joins:
     def __init__(self, stages: Stages, expressions: Expressions, note: Callable[[str], None]) -> None:
         self._stages, self._expressions, self._note = stages, expressions, note
 
-    def of(self, plan: Node, left: Relation, right: Relation) -> Relation:
+    def of(self, plan: Node, left: Relation, right: Relation, watermarks: int) -> Relation:
+        """Returns a join. `watermarks`: how many the query has."""
         parts = conjuncts(found(plan.condition()))
-        bounded = intervals.interval_of(plan, parts)
+        bounded = intervals.interval_of(plan, parts, watermarks)
         if bounded is not None:
             return self._interval(plan, bounded[0], _Condition.of(bounded[1], left, right), left, right)
         condition = _Condition.of(parts, left, right)
@@ -274,7 +275,7 @@ class Joins:
         else:
             time = left.columns[id_of(interval.times[0])], renamed[right.columns[id_of(interval.times[1])]]
             delays = (interval.watermarks[0].delay, interval.watermarks[1].delay)
-            timed = TimedJoin(time, interval.within, delays)
+            timed = TimedJoin(time, interval.within, delays, interval.policy)
             stage = self._stages.interval_join(of_left, of_right, list(keys[0]), _HOW[how], timed)
         columns, types = dict(left.columns), {name: left.types[name] for name in kept}
         if not one_sided:

@@ -21,10 +21,8 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of
-from nosync.spark.plans.event_time import has_watermark
+from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
 
-_PUSHES_FILTERS = "PushDownPredicates"
-_SAYS_WATERMARK = re.compile(r"\bwatermark\b", re.IGNORECASE)
 _SUBQUERIES = (
     "PullupCorrelatedPredicates",
     "RewriteCorrelatedScalarSubquery",
@@ -38,6 +36,10 @@ RULES = (
     "PushDownPredicates", "ColumnPruning", "CollapseProject", "PushDownPredicates", "ColumnPruning",
 )  # fmt: skip
 """Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order."""
+_OF_WATERMARKS = (
+    "InferFiltersFromGenerate", "InferFiltersFromConstraints", "PushDownPredicates", "ColumnPruning", "CollapseProject",
+)  # fmt: skip
+"""Rules that move more filters below a watermark."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Planner:
         self.spark = spark
         self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._types: dict[str, Mapping[str, str]] = {}
-        self._rules = {name: self._rule(name) for name in dict.fromkeys(RULES)}
+        self._rules = {name: self._rule(name) for name in dict.fromkeys((*RULES, *_OF_WATERMARKS))}
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
@@ -108,9 +110,8 @@ class Planner:
     def rewritten(self, plan: Node) -> Node:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
-        # What a filter leaves out moves a watermark below it, and not one above it: there filters stay where they are.
-        kept = [name for name in RULES if name != _PUSHES_FILTERS or not has_watermark(plan)]
-        for name in kept:
+        # A watermark goes by the rows that the filters below it leave, so these are to be where Spark has them.
+        for name in (*RULES, *_OF_WATERMARKS) if has_watermark(plan) else RULES:
             plan = self._rules[name].apply(plan)
         return plan
 
@@ -119,7 +120,8 @@ class Planner:
         of others.
         """
         if isinstance(query, str):
-            with self.as_streams(inputs if _SAYS_WATERMARK.search(query) else ()):
+            parsed = str(self.session._jsparkSession.sessionState().sqlParser().parsePlan(query).toString())
+            with self.as_streams(inputs if WATERMARK_NODE in parsed else ()):
                 return self.session.sql(query)
         with_watermark, asked = ClassicDataFrame.withWatermark, []
 
@@ -170,4 +172,4 @@ class _Frames(dict[str, DataFrame]):
 def _first_lines(error: PySparkException) -> str:
     """Returns what Spark says of a query, without the plan that it prints below."""
     text = str(error).strip()
-    return text.split("\n'", 1)[0].split("\nJVM stacktrace", 1)[0].rstrip(" ;\n")
+    return re.split(r"\n(?=['~]|JVM stacktrace)", text, maxsplit=1)[0].rstrip(" ;\n")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.kinds import CHANGES
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import event_time, generators
 from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, ids_in, items, kind_of, nodes_of, refused
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
@@ -54,7 +55,7 @@ class Translator:
         self._expressions = Expressions(session)
         self._aggregates = Aggregates(self.stages, self._expressions, self.note, emit)
         self._joins = Joins(self.stages, self._expressions, self.note)
-        self._emit = emit
+        self._emit, self._whole = emit, 0
         self._over = Over(self.stages, self._expressions)
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
@@ -69,6 +70,9 @@ class Translator:
     def translate(self, analyzed: Analyzed) -> Relation:
         self._ctes, self._top = analyzed.ctes, analyzed.plan
         self._wanted = {i: name for i, name, _ in analyzed.columns}
+        self._whole = sum(
+            map(event_time.watermarks_in, (analyzed.plan, *(one.child() for one in analyzed.ctes.values())))
+        )
         return self._of(analyzed.plan)
 
     def _of(self, plan: Node) -> Relation:
@@ -190,11 +194,33 @@ class Translator:
 
     def _aggregate(self, plan: Node) -> Relation:
         wanted = self._wanted if plan is self._top else {}
-        found = (event_time.window_of(plan, group, self._emit) for group in items(plan.groupingExpressions()))
+        found = (
+            event_time.window_of(plan, group, self._emit, self._whole) for group in items(plan.groupingExpressions())
+        )
         windows = next((one for one in found if one is not None), None)
+        if windows is None and not (self._emit == CHANGES and event_time.is_of_windows(plan)):
+            for group in items(plan.groupingExpressions()):
+                event_time.check_not_timed(group, "grouping")
+        elif windows is not None:
+            self._check_window_alone(plan, windows)
         rows = self._of(plan.child()) if windows is None else self._rows_of(windows)
         groups, known = self._aggregates.of(plan, rows, wanted, windows)
         return self.projected(groups, items(plan.aggregateExpressions()), known)
+
+    @staticmethod
+    def _check_window_alone(plan: Node, windows: EventWindow) -> None:
+        """Raises Refused where a window is used for more than grouping by it."""
+        window = id_of(windows.attribute)
+        calls = [
+            one
+            for e in items(plan.aggregateExpressions())
+            for one in nodes_of(e)
+            if kind_of(one) == "AggregateExpression"
+        ]
+        others = [group for group in items(plan.groupingExpressions()) if kind_of(group) != "AttributeReference"]
+        used = next((e for e in [*calls, *others] if window in ids_in(e)), None)
+        if used is not None:
+            raise refused(used, "of the window itself: compute it after the aggregate, of its window column")
 
     def _rows_of(self, windows: EventWindow) -> Relation:
         """Returns the rows that are put into windows, which a stage does."""
@@ -220,7 +246,7 @@ class Translator:
         return self._of(plan.child())
 
     def _join(self, plan: Node) -> Relation:
-        return self._joins.of(plan, self._of(plan.left()), self._of(plan.right()))
+        return self._joins.of(plan, self._of(plan.left()), self._of(plan.right()), self._whole)
 
     def _union(self, plan: Node) -> Relation:
         parts = [
@@ -257,7 +283,10 @@ class Translator:
         return relation.with_stage(self.stages.distinct(relation.stage))
 
     def _deduplicate(self, plan: Node) -> Relation:
-        timed = event_time.of_rows(plan.child())
+        for one in items(plan.keys()):
+            if kind_of(one.dataType()) == "StructType":
+                event_time.check_not_timed(one, "dropping duplicates")
+        timed = event_time.of_rows(plan.child(), self._whole)
         if timed is not None and id_of(timed[0]) in map(id_of, items(plan.keys())):
             return self._deduped(plan, *timed, within="0 seconds")
         relation = self.only(self._of(plan.child()), items(plan.output()))
@@ -266,7 +295,7 @@ class Translator:
         return relation.with_stage(self.stages.dedupe(relation.stage, key))
 
     def _deduplicatewithinwatermark(self, plan: Node) -> Relation:
-        timed = event_time.of_rows(plan.child())
+        timed = event_time.of_rows(plan.child(), self._whole)
         if timed is None:
             raise refused(plan, "it takes a watermark: say withWatermark(column, delay) before")
         return self._deduped(plan, *timed, within=timed[1].delay)
