@@ -72,6 +72,7 @@ def test_a_branch_begins_at_a_time_and_has_its_own_times(ran: tuple[nosync.Job, 
     assert store.status().branches_sealed_at["doubled"].startswith("2026-08-03")
 
 
+@pytest.mark.long("make spark")
 def test_the_data_source_takes_times_as_delta_spells_them(
     ran: tuple[nosync.Job, nosync.Store, Clock], spark: SparkSession
 ) -> None:

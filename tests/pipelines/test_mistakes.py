@@ -68,6 +68,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_pat
         project.declare()
 
 
+@pytest.mark.long("make spark")
 def test_inputs_have_names_that_another_order_does_not_change(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE DATABASE raw")
     try:

@@ -76,6 +76,7 @@ def test_a_project_runs_and_what_comes_later_is_added(shop: Project) -> None:
     assert shop.rows("people", as_of=last) == counted(("Rome", "ann"), ("Bern", "bob"))
 
 
+@pytest.mark.long("make spark")
 def test_equal_rows_of_a_table_are_counted_and_one_of_them_may_go(spark: SparkSession, tmp_path: Path) -> None:
     view = "@dp.materialized_view\ndef items():\n    return spark.read.schema('item string, n int').json('data/items.json')"
     project = Project(tmp_path / "p", spark, items=view)
@@ -138,6 +139,7 @@ def test_a_run_that_died_goes_on_and_no_row_comes_twice(small: Project, monkeypa
     assert small.rows("orders") == counted((5.0, "ann"), (20.0, "bob"), (30.0, "ann"))
 
 
+@pytest.mark.long("make spark")
 def test_what_an_attempt_recorded_that_died_gives_way_to_other_rows(
     small: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> No
         branch_off(small.declare(), store, "more", at=None)
 
 
+@pytest.mark.long("make spark")
 def test_a_table_is_added_to_a_project_and_another_taken_out(small: Project) -> None:
     small.write("old", "CREATE MATERIALIZED VIEW many AS SELECT count(*) AS n FROM orders;")
     assert "many" in small.run().rows
@@ -251,6 +254,7 @@ def test_a_table_is_added_to_a_project_and_another_taken_out(small: Project) -> 
     assert small.rows("many", as_of=0) == counted((2,))
 
 
+@pytest.mark.long("make spark")
 def test_what_is_edited_in_a_streaming_table_reads_no_stream_again(small: Project) -> None:
     small.run()
     edited = SMALL.replace('json("data/orders")\n', 'json("data/orders").where("amount > 6")\n', 1)
@@ -285,6 +289,7 @@ def test_datasets_that_are_added_have_what_is_recorded(small: Project) -> None:
     assert small.rows("names") == counted(("ann",), ("bob",), ("eve",))
 
 
+@pytest.mark.long("make spark")
 def test_a_dataset_that_was_taken_out_does_not_come_back_and_nothing_changes(small: Project) -> None:
     small.write(
         "more", "CREATE MATERIALIZED VIEW counts AS SELECT customer, count(*) AS n FROM orders GROUP BY customer;"
@@ -304,6 +309,7 @@ def test_a_dataset_that_was_taken_out_does_not_come_back_and_nothing_changes(sma
     assert small.rows("counted") == counted(("ann", 1), ("bob", 1), ("dee", 1))
 
 
+@pytest.mark.long("make spark")
 def test_an_auto_cdc_that_is_defined_before_its_table_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
     feed = MORE[: MORE.index("@dp.materialized_view")]
     text = """dp.create_auto_cdc_flow(target="people", source="feed_input", keys=["customer"], sequence_by=F.col("seq"){})

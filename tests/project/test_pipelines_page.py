@@ -27,6 +27,8 @@ def ran(command: str, where: Path) -> str:
     return found.stdout
 
 
+@pytest.mark.long("make spark")
+@pytest.mark.timeout(900)
 def test_the_page_is_followed(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     text = {kind: block for kind, block in blocks if kind != "sh"}

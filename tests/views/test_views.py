@@ -193,6 +193,7 @@ def test_functions_of_the_same_name_are_told_apart(spark: SparkSession, open_sto
     assert rows(job, "v1") != rows(job, "v2")
 
 
+@pytest.mark.long("make views")
 def test_a_flow_that_is_declared_again_goes_on(spark: SparkSession, open_store: OpenStore) -> None:
     from pyspark.sql import functions as F
 
