@@ -336,6 +336,18 @@ def test_a_day_is_not_always_as_long(spark: SparkSession) -> None:
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
+def test_a_join_goes_by_the_slower_stream(spark: SparkSession) -> None:
+    flow = flow_of_clicks()
+    flow.source("others", "seen timestamp, j string, y bigint")
+    policy = "spark.sql.streaming.multipleWatermarkPolicy"
+    spark.conf.set(policy, "max")
+    try:
+        with pytest.raises(nosync.FlowError, match=f"set {policy} to min"):
+            flow.view("v", lambda t: _joined(t, BOTH), spark=spark)
+    finally:
+        spark.conf.unset(policy)
+
+
 def test_an_unknown_way_to_emit_is_told(spark: SparkSession) -> None:
     with pytest.raises(nosync.FlowError, match="emit='append', expected 'changes' or 'final'"):
         flow_of_clicks().view("v", per_window, emit="append", spark=spark)

@@ -29,7 +29,7 @@ _PASSES_ALL = (
     "Aggregate", "Deduplicate", "DeduplicateWithinWatermark",
 )  # fmt: skip
 """What may be between a watermark and what goes by it. An aggregate or a deduplication there goes by it too."""
-_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def watermark_of(plan: Node, delay_ms: int, whole: int) -> Watermark:
 
 def policy_of(plan: Node) -> str:
     """Returns by which of several watermarks a query goes, as the session has it."""
-    return str(plan.conf().getConfString(_POLICY, MIN)).lower()
+    return str(plan.conf().getConfString(POLICY, MIN)).lower()
 
 
 def _check_unions(plan: Node, name: str, marks: Sequence[Node]) -> None:

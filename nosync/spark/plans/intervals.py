@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nosync.kernels.windows import MIN
 from nosync.spark.plans.catalyst import Node, Refused, id_of, is_replaceable, items, kind_of
 from nosync.spark.plans.event_time import (
     ADDS_INTERVAL,
+    POLICY,
     Watermark,
     duration,
     length_us,
@@ -28,7 +30,6 @@ class Interval:
     watermarks: tuple[Watermark, Watermark]
     lower_us: int
     upper_us: int
-    policy: str
 
     @property
     def within(self) -> tuple[str, str]:
@@ -59,9 +60,11 @@ def interval_of(plan: Node, conditions: Sequence[Node], whole: int) -> tuple[Int
             "a join of two streams with watermarks needs bounds on both times, as in seen BETWEEN at AND at + INTERVAL 1 HOUR: "
             "so rows are kept no longer than they can match. Without bounds leave withWatermark out, and all rows are kept"
         )
+    if policy_of(plan) != MIN:
+        raise Refused(f"a join of two streams goes by the slower one here: set {POLICY} to {MIN}")
     if max(lower) > min(upper):
         raise Refused("a join of two streams: no times are within its bounds")
-    return Interval((left, right), (of_left, of_right), max(lower), min(upper), policy_of(plan)), rest
+    return Interval((left, right), (of_left, of_right), max(lower), min(upper)), rest
 
 
 _Bound = tuple[int, int]

@@ -275,7 +275,7 @@ class Joins:
         else:
             time = left.columns[id_of(interval.times[0])], renamed[right.columns[id_of(interval.times[1])]]
             delays = (interval.watermarks[0].delay, interval.watermarks[1].delay)
-            timed = TimedJoin(time, interval.within, delays, interval.policy)
+            timed = TimedJoin(time, interval.within, delays)
             stage = self._stages.interval_join(of_left, of_right, list(keys[0]), _HOW[how], timed)
         columns, types = dict(left.columns), {name: left.types[name] for name in kept}
         if not one_sided:

@@ -59,7 +59,6 @@ class TimedJoin(NamedTuple):
     time: tuple[str, str]
     within: tuple[str, str]
     watermark: tuple[str, str]
-    policy: str
 
 
 @dataclass
@@ -158,10 +157,9 @@ class Stages:
         rest = () if how == "left_semi" else tuple(name for name in self._of(right) if name not in on)
         columns = (*on, *(name for name in self._of(left) if name not in on), *rest)
         return self._stage(
-            "join", [left, right], [how, *on, *of.time, *of.within, *of.watermark, of.policy], columns,
+            "join", [left, right], [how, *on, *of.time, *of.within, *of.watermark], columns,
             lambda name: left.join(
                 name, right, on=list(on), how=how, time=of.time, within=of.within, watermark=of.watermark,
-                policy=of.policy,
             ),
         )  # fmt: skip
 
