@@ -88,7 +88,7 @@ def test_the_page_that_converts_a_streaming_job(
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
     # The JVM of the test session was started in another directory.
     names = ("in/", "old-checkpoint/", "new-checkpoint/", "state/")
-    run_page("convert.md", 3, {f'"{name}"': repr(str(tmp_path / name)) for name in names}, {"spark": spark})
+    run_page("convert.md", 4, {f'"{name}"': repr(str(tmp_path / name)) for name in names}, {"spark": spark})
     assert capsys.readouterr().out == "rows that differ: 0\n"
 
 
