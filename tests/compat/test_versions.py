@@ -247,6 +247,9 @@ def test_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore) 
     flow.sql(
         "strangers", "SELECT customer FROM orders WHERE customer NOT IN (SELECT customer FROM customers)", spark=spark
     )
+    minutes = "SELECT item, count(*) AS n FROM orders WATERMARK at DELAY OF INTERVAL 1 HOUR "
+    minutes += "GROUP BY item, window(at, '3 minutes')"
+    flow.sql("minutes", minutes, spark=spark)
     job = nosync.Job(flow, open_store(retain=10), spark=spark, shards=2)
     for t in range(2):
         job.advance(t, inputs(spark, t))

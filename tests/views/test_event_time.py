@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from pyspark.errors import ParseException
 
 import nosync
 from tests.conftest import OpenStore
@@ -192,10 +191,6 @@ def test_sql_says_a_watermark_too(spark: SparkSession, open_store: OpenStore) ->
         "SELECT window(at, '10 minutes').start AS start, k, count(*) AS count "
         "FROM clicks WATERMARK at DELAY OF INTERVAL 5 MINUTES GROUP BY window(at, '10 minutes'), k"
     )
-    try:
-        spark.sql("SELECT * FROM VALUES (now()) AS t(at) WATERMARK at DELAY OF INTERVAL 5 MINUTES")
-    except ParseException:
-        pytest.skip("this version of Spark does not know WATERMARK in SQL")
     flow.sql("once", query, emit="final", spark=spark)
     assert minutes(clicked(spark, open_store(), flow), "once") == {(0, "a", 2), (0, "b", 1)}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nosync.kernels import aggregates as functions
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import intervals
-from nosync.spark.plans.catalyst import Node, conjuncts, found, id_of, ids_in, items, kind_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, found, id_of, ids_in, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.intervals import Interval
 from nosync.spark.plans.relation import Expression, Relation, Stages, TimedJoin, digest, named
@@ -101,9 +101,11 @@ class Joins:
         """Returns the join of two relations by what is equal, and by the difference of their event times."""
         how = str(plan.joinType().sql())
         if how not in (_INNER, _LEFT, _RIGHT, _FULL, _SEMI):
-            raise refused(plan, f"a {how} join by event time is not translated")
+            raise Refused(f"a {how} join of two streams with watermarks is not translated")
         if not condition.equal:
-            raise refused(plan, "a join by event time takes columns that are equal too: so rows have a shard")
+            raise Refused(
+                "a join of two streams with watermarks takes columns that are equal too: so rows have a shard"
+            )
         if how in (_INNER, _SEMI, _RIGHT):
             left, condition = self._where(left, condition.left), replace(condition, left=())
         if how in (_INNER, _SEMI, _LEFT):
