@@ -219,6 +219,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a window after a filter by event time": (
         lambda t: per_window_of(_marked(t).where("at > '2020-01-01'")), "filter before withWatermark",
     ),
+    "a window after a filter that says from when": (
+        lambda t: per_window_of(_marked(t).where("at >= '2020-01-01'")), "filter before withWatermark",
+    ),
     "a join by time alone": (
         lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
     ),

@@ -161,7 +161,10 @@ def _check_unions(plan: Node, name: str, marks: Sequence[Node]) -> None:
 
 
 def _inputs_of(plan: Node) -> set[str]:
-    return {str(one.desc().identifier().table()) for one in _nodes(plan) if kind_of(one) == "View"}
+    if kind_of(plan) == "View":
+        return {str(plan.desc().identifier().table())}
+    children = items(plan.children())
+    return set[str]().union(*map(_inputs_of, children)) if children else {str(plan.canonicalized().hashCode())}
 
 
 def _check_passes_all(plan: Node) -> None:
@@ -194,7 +197,8 @@ def _says_where_a_window_is(condition: Node) -> bool:
         return False
     left, right = items(condition.children())
     marked = [one for one in nodes_of(right) if kind_of(one) == "AttributeReference"]
-    return _DELAY in _marks(left) and all(_WINDOW in _marks(one) or _SESSION in _marks(one) for one in marked)
+    of_window = [_WINDOW in _marks(one) or _SESSION in _marks(one) for one in marked]
+    return _DELAY in _marks(left) and bool(of_window) and all(of_window)
 
 
 def _above(plan: Node, mark: Node) -> Iterator[Node]:
