@@ -222,6 +222,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a window after a filter that says from when": (
         lambda t: per_window_of(_marked(t).where("at >= '2020-01-01'")), "filter before withWatermark",
     ),
+    "duplicates dropped by other columns before the window": (
+        lambda t: per_window_of(_marked(t).dropDuplicates(["k"])), "name the time as well",
+    ),
     "a join by time alone": (
         lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
     ),

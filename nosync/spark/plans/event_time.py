@@ -170,6 +170,11 @@ def _inputs_of(plan: Node) -> set[str]:
 def _check_passes_all(plan: Node) -> None:
     """Raises Refused for what leaves rows out between a watermark and what goes by it: they move Spark's watermark."""
     kind = kind_of(plan)
+    if kind == "Deduplicate" and not any(_DELAY in _marks(key) for key in items(plan.keys())):
+        raise Refused(
+            "dropDuplicates without the time leaves rows out that move Spark's watermark: name the time as well, or say "
+            "dropDuplicatesWithinWatermark"
+        )
     if kind in _PASSES_ALL:
         return
     if kind == "Join":
