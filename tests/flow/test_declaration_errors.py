@@ -241,7 +241,8 @@ def test_a_condition_over_what_only_the_job_knows_is_left_to_spark() -> None:
 
 def test_a_field_of_a_long_name_is_read_at_once() -> None:
     """Words were once cut in all ways to understand the dot: twice the time for each character."""
-    flights().where("late", f"{'address_of_the_customer' * 4}.city = 'Bern' AND (((dep_delay > 10)))")
+    condition = f"{'address_of_the_customer' * 4}.city = 'Bern' AND (((dep_delay > 10)))"
+    assert flights().where("late", condition).kind == "where"
 
 
 def test_a_function_in_the_place_of_an_expression() -> None:

@@ -225,6 +225,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "duplicates dropped by other columns before the window": (
         lambda t: per_window_of(_marked(t).dropDuplicates(["k"])), "name the time as well",
     ),
+    "a filter that leaves some times out by a null": (
+        lambda t: per_window_of(_marked(t).where("nullif(minute(at), 5) IS NOT NULL")), "filter before withWatermark",
+    ),
     "a join by time alone": (
         lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
     ),

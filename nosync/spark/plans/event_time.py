@@ -29,6 +29,8 @@ _PASSES_ALL = (
     "Aggregate", "Deduplicate", "DeduplicateWithinWatermark",
 )  # fmt: skip
 """What may be between a watermark and what goes by it. An aggregate or a deduplication there goes by it too."""
+_OF_TIMES = ("AttributeReference", "PreciseTimestampConversion", "GetStructField")
+"""What has a value where the time has one: rows without move no watermark."""
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
@@ -58,16 +60,42 @@ class EventWindow:
     watermark: Watermark
 
 
-def window_of(aggregate: Node, group: Node, emit: str, whole: int) -> EventWindow | None:
-    """Returns the windows of a grouping expression whose rows have a watermark. None: it is something else, or windows of
+def windows_of(aggregate: Node, emit: str, whole: int) -> EventWindow | None:
+    """Returns the windows by which an aggregate groups rows that have a watermark. None: it does not, or they are windows of
     windows that still change, of which no watermark says when they are over. `whole`: how many watermarks the query has.
 
-    Raises Refused for windows that are not there.
+    Raises Refused for windows that are not there, and for other groups by a time with a watermark.
     """
+    if not whole:
+        return None
+    groups = items(aggregate.groupingExpressions())
+    windows = next(
+        (found for group in groups if (found := _window_of(aggregate, group, emit, whole)) is not None), None
+    )
+    if windows is not None:
+        _check_alone(aggregate, windows)
+    elif emit == FINAL or not _is_of_windows(aggregate):
+        for group in groups:
+            check_not_timed(group, "grouping")
+    return windows
+
+
+def _check_alone(aggregate: Node, windows: EventWindow) -> None:
+    """Raises Refused where a window is used for more than grouping by it."""
+    inside = [one for e in items(aggregate.aggregateExpressions()) for one in nodes_of(e)]
+    calls = [one for one in inside if kind_of(one) == "AggregateExpression"]
+    others = [group for group in items(aggregate.groupingExpressions()) if kind_of(group) != "AttributeReference"]
+    used = next((e for e in [*calls, *others] if id_of(windows.attribute) in ids_in(e)), None)
+    if used is not None:
+        raise refused(used, "of the window itself: compute it after the aggregate, of its window column")
+
+
+def _window_of(aggregate: Node, group: Node, emit: str, whole: int) -> EventWindow | None:
+    """Returns the windows of a grouping expression. See `windows_of`."""
     marks = _marks(group)
     if _DELAY not in marks or not (_WINDOW in marks or _SESSION in marks):
         return None
-    of_windows = is_of_windows(aggregate)
+    of_windows = _is_of_windows(aggregate)
     if of_windows and emit != FINAL:
         return None
     above: list[Node] = []
@@ -90,14 +118,14 @@ def window_of(aggregate: Node, group: Node, emit: str, whole: int) -> EventWindo
     return EventWindow(group, time, plan, tuple(above), size, slide, watermark)
 
 
-def is_of_windows(aggregate: Node) -> bool:
+def _is_of_windows(aggregate: Node) -> bool:
     """Returns whether an aggregate is over one, whose watermark it has."""
     return any(kind_of(one) == "Aggregate" and has_watermark(one) for one in _nodes(aggregate.child()))
 
 
 def of_rows(plan: Node, whole: int) -> tuple[Node, Watermark] | None:
     """Returns the column of a plan's rows that has a watermark. `whole`: how many the query has."""
-    for one in items(plan.output()):
+    for one in items(plan.output()) if whole else ():
         delay = _marks(one).get(_DELAY)
         if delay is not None and kind_of(one.dataType()) != "StructType":
             return one, watermark_of(plan, delay, whole)
@@ -188,7 +216,8 @@ def _check_passes_all(plan: Node) -> None:
             "in a view over this one"
         )
     for condition in conjuncts(plan.condition()):
-        if kind_of(condition) != "IsNotNull" and not _says_where_a_window_is(condition):
+        is_there = kind_of(condition) == "IsNotNull" and kind_of(condition.child()) in _OF_TIMES
+        if not is_there and not _says_where_a_window_is(condition):
             raise refused(
                 condition,
                 "rows are left out after withWatermark by their time, or by what is computed after it, and Spark's watermark "
@@ -226,7 +255,7 @@ def has_watermark(plan: Node) -> bool:
 
 
 def _watermarks(plan: Node) -> Iterator[Node]:
-    return (one for one in _nodes(plan) if kind_of(one) == WATERMARK_NODE)
+    return (one for one in _nodes(plan) if kind_of(one) == WATERMARK_NODE) if plan.isStreaming() else iter(())
 
 
 def _nodes(plan: Node) -> Iterator[Node]:

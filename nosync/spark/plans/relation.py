@@ -110,21 +110,15 @@ class Stages:
     def window(
         self, given: Stage, time: str, window: EventWindow, key: Sequence[str], aggregates: dict[str, Aggregate], emit: str
     ) -> Stage:  # fmt: skip
-        of_sessions = window.slide is None
-        lengths = {
-            "size": None if of_sessions else window.size,
-            "slide": window.slide,
-            "gap": window.size if of_sessions else None,
-        }
+        size, gap = (None, window.size) if window.slide is None else (window.size, None)
         watermark, policy = window.watermark.delay, window.watermark.policy
-        parts = [*key, time, *(f"{word}={text}" for word, text in lengths.items()), watermark, policy, emit]
+        parts = [*key, time, f"size={size}", f"slide={window.slide}", f"gap={gap}", watermark, policy, emit]
         return self._stage(
             "window", [given], [*parts, *(f"{name}={aggregate!r}" for name, aggregate in aggregates.items())],
             (*key, START, END, *aggregates),
             lambda name: given.window(
-                name, time=time, size=lengths["size"], slide=lengths["slide"], gap=lengths["gap"], key=list(key),
-                watermark=watermark, keep=None, policy=policy, idle_after=None, expiry=None, emit=emit, persist=None,
-                **aggregates,
+                name, time=time, size=size, slide=window.slide, gap=gap, key=list(key), watermark=watermark, keep=None,
+                policy=policy, idle_after=None, expiry=None, emit=emit, persist=None, **aggregates,
             ),
         )  # fmt: skip
 
@@ -146,22 +140,23 @@ class Stages:
         return self._stage("dedupe", [given], key, self._of(given), lambda name: given.dedupe(name, key=list(key)))
 
     def join(self, left: Stage, right: Stage, on: Sequence[str], how: str) -> Stage:
-        one_sided = how in ("left_semi", "left_anti")
-        rest = () if one_sided else tuple(name for name in self._of(right) if name not in on)
-        columns = (*on, *(name for name in self._of(left) if name not in on), *rest)
         return self._stage(
-            "join", [left, right], [how, *on], columns, lambda name: left.join(name, right, on=list(on), how=how)
-        )
+            "join", [left, right], [how, *on], self._joined(left, right, on, how),
+            lambda name: left.join(name, right, on=list(on), how=how),
+        )  # fmt: skip
 
     def interval_join(self, left: Stage, right: Stage, on: Sequence[str], how: str, of: TimedJoin) -> Stage:
-        rest = () if how == "left_semi" else tuple(name for name in self._of(right) if name not in on)
-        columns = (*on, *(name for name in self._of(left) if name not in on), *rest)
         return self._stage(
-            "join", [left, right], [how, *on, *of.time, *of.within, *of.watermark], columns,
+            "join", [left, right], [how, *on, *of.time, *of.within, *of.watermark], self._joined(left, right, on, how),
             lambda name: left.join(
-                name, right, on=list(on), how=how, time=of.time, within=of.within, watermark=of.watermark,
+                name, right, on=list(on), how=how, time=of.time, within=of.within, watermark=of.watermark
             ),
         )  # fmt: skip
+
+    def _joined(self, left: Stage, right: Stage, on: Sequence[str], how: str) -> tuple[str, ...]:
+        """Returns the columns of a join."""
+        sides = (left,) if how in ("left_semi", "left_anti") else (left, right)
+        return (*on, *(name for side in sides for name in self._of(side) if name not in on))
 
     def union(self, parts: Sequence[Stage]) -> Stage:
         if len(parts) == 1:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import CHANGES
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import event_time, generators
 from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, ids_in, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, items, kind_of, nodes_of, refused
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
@@ -194,33 +193,10 @@ class Translator:
 
     def _aggregate(self, plan: Node) -> Relation:
         wanted = self._wanted if plan is self._top else {}
-        found = (
-            event_time.window_of(plan, group, self._emit, self._whole) for group in items(plan.groupingExpressions())
-        )
-        windows = next((one for one in found if one is not None), None)
-        if windows is None and not (self._emit == CHANGES and event_time.is_of_windows(plan)):
-            for group in items(plan.groupingExpressions()):
-                event_time.check_not_timed(group, "grouping")
-        elif windows is not None:
-            self._check_window_alone(plan, windows)
+        windows = event_time.windows_of(plan, self._emit, self._whole)
         rows = self._of(plan.child()) if windows is None else self._rows_of(windows)
         groups, known = self._aggregates.of(plan, rows, wanted, windows)
         return self.projected(groups, items(plan.aggregateExpressions()), known)
-
-    @staticmethod
-    def _check_window_alone(plan: Node, windows: EventWindow) -> None:
-        """Raises Refused where a window is used for more than grouping by it."""
-        window = id_of(windows.attribute)
-        calls = [
-            one
-            for e in items(plan.aggregateExpressions())
-            for one in nodes_of(e)
-            if kind_of(one) == "AggregateExpression"
-        ]
-        others = [group for group in items(plan.groupingExpressions()) if kind_of(group) != "AttributeReference"]
-        used = next((e for e in [*calls, *others] if window in ids_in(e)), None)
-        if used is not None:
-            raise refused(used, "of the window itself: compute it after the aggregate, of its window column")
 
     def _rows_of(self, windows: EventWindow) -> Relation:
         """Returns the rows that are put into windows, which a stage does."""
