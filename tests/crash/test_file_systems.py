@@ -12,26 +12,19 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from tests.helpers.small_disks import small_disk
 from tests.helpers.stores import words
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("only root may mount a file system; the injected ENOSPC above covers the code")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+def four_mebibytes(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 4, "the ENOSPC of test_disk_faults.py covers the code") as mount:
+        yield mount
 
 
-def test_a_really_full_disk(small_disk: Path) -> None:
+def test_a_really_full_disk(four_mebibytes: Path) -> None:
     settings = nosync.StoreSettings(background=False)
-    store = nosync.open(small_disk / "s", settings=settings)
+    store = nosync.open(four_mebibytes / "s", settings=settings)
     rows = pa.table({"k": range(10_000), "v": range(10_000)})
 
     def fill() -> None:
@@ -46,7 +39,7 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     assert safe is not None
     for t in range(safe + 1):
         assert store.read("kv", as_of=t).num_rows == 10_000
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(four_mebibytes)], check=True)
     last = store.last_sealed() or 0
     store.append("kv", t=last + 1, rows=rows)
     store.seal(last + 1)
@@ -55,18 +48,18 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     store.close()
 
 
-def test_a_read_only_file_system(small_disk: Path) -> None:
-    nosync.open(small_disk / "s").close()
-    store = nosync.open(small_disk / "s", settings=nosync.StoreSettings(background=False))
+def test_a_read_only_file_system(four_mebibytes: Path) -> None:
+    nosync.open(four_mebibytes / "s").close()
+    store = nosync.open(four_mebibytes / "s", settings=nosync.StoreSettings(background=False))
     store.append("counts", t=0, rows=words(a=1), key=["word"])
     store.seal(0)
     store.close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(four_mebibytes)], check=True)
     with pytest.raises(nosync.StorageError, match="read-only"):
-        nosync.open(small_disk / "s")
-    with nosync.open(small_disk / "s", read_only=True) as reader:
+        nosync.open(four_mebibytes / "s")
+    with nosync.open(four_mebibytes / "s", read_only=True) as reader:
         assert reader.read("counts").num_rows == 1
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,rw", str(four_mebibytes)], check=True)
 
 
 def test_an_unwritable_directory(tmp_path: Path) -> None:

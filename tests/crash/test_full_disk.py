@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from nosync.lsm.node.node import Node
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.daemon import Daemon
 from nosync.testing.daemon_cluster import eventually, free_ports
+from tests.helpers.small_disks import small_disk
 
 ROOM_BYTES = 192 << 10
 """Far less than RocksDB's buffers, and enough for what has to be written."""
@@ -63,15 +63,8 @@ def full(catalog: Catalog, kind: Callable[[Any], Full] = lambda right: Full()) -
 @pytest.fixture
 def ballast(tmp_path: Path) -> Iterator[Path]:
     """A file that fills a real file system of 8 MiB when `fill` is called."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("only root may mount a file system; the catalog that cannot write covers the rest")
-    yield mount / "ballast"
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    with small_disk(tmp_path / "disk", 8, "the catalog that cannot write covers the rest") as mount:
+        yield mount / "ballast"
 
 
 def fill(ballast: Path) -> None:
