@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from bench.engines_sums import KEYS, batch, moved
 from bench.footprint import alone, cpu_by_process
 from bench.spark_epochs import CORES, SHARDS, aggregation, start
+from bench.views_queries import view_epochs
 from nosync.flow.binder import bind
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.hashing import hash64
@@ -58,6 +59,27 @@ def driver(spark: SparkSession, root: Path) -> None:
             only=r"(job|epoch_\w+|runner|sealing|dataframe)\.py",
         )
         one.store.close()
+
+
+def view(spark: SparkSession, root: Path) -> None:
+    """Shows an epoch of a view with many stages: the driver's part, and Spark's stages of the last one."""
+    epochs = view_epochs(spark, root / "view", "q3", 100_000)
+    show(
+        "an epoch of TPC-H q3 as a view, 100,000 lines of which 1 % change, in the driver",
+        lambda first, last: [next(epochs) for _ in range(first, last)],
+        "cumulative",
+        only=r"(epoch_\w+|runner|dataframe|expressions|udf)\.py",
+    )
+    found = spark.sparkContext._jsc.sc().statusStore()
+    job = found.jobsList(None).apply(0)
+    stages = [found.lastStageAttempt(job.stageIds().apply(i)) for i in range(job.stageIds().size())]
+    lasted = sorted(
+        one.completionTime().get().getTime() - one.submissionTime().get().getTime()
+        for one in stages
+        if one.completionTime().isDefined()
+    )
+    print(f"Spark's stages of its last job: {len(lasted)}, which took {', '.join(map(str, lasted))} ms")
+    epochs.close()
 
 
 def processes(spark: SparkSession, root: Path) -> None:
@@ -134,6 +156,7 @@ def main() -> None:
         spark = local_session(CORES, "nosync-profile", log=root / "spark.log")
         processes(spark, root)
         driver(spark, root)
+        view(spark, root)
         spark.stop()
 
 

@@ -7,9 +7,10 @@ lines: orders are cancelled, and as many come.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,7 @@ def _beside_spark(lines: int, name: str) -> tuple[float, float]:
     """Returns the medians of the seconds of an epoch, and of the query over all rows."""
     spark = local_session(CORES, "nosync-bench", settings=_MEMORY)
     query = QUERIES[name]
-    tables = {table for table in SCHEMAS if f" {table}" in query.replace(",", " ").replace("\n", " ")}
-    given = _Given(spark, lines, tables)
+    given = _Given(spark, lines, _tables_of(query))
     with tempfile.TemporaryDirectory(dir=".") as directory:
         target = str(Path(directory).resolve() / "again")
 
@@ -156,9 +156,7 @@ def _epochs(
     after: Callable[[Mapping[str, pa.Table]], Any],
 ) -> tuple[float, int]:  # fmt: skip
     """Returns the median of the seconds of an epoch, and its rows. `after`: is called with what is there after each."""
-    flow = nosync.Dataflow("views")
-    for name in given.there:
-        flow.table(name, SCHEMAS[name], key=KEYS[name])
+    flow = _tables(given)
     if hand is None:
         flow.sql("v", query, spark=spark)
     else:
@@ -177,3 +175,30 @@ def _epochs(
             seconds.append(timed(partial(job.advance, t, rows)))
             after(given.there)
         return statistics.median(seconds[WARM:]), job.read("v").count()
+
+
+def view_epochs(spark: SparkSession, directory: Path, name: str, lines: int) -> Generator[float]:
+    """Yields the seconds of one epoch after another of a query of TPC-H as a view."""
+    query = QUERIES[name]
+    given = _Given(spark, lines, _tables_of(query))
+    with nosync.open(directory, retain=100) as store:
+        flow = _tables(given)
+        flow.sql("v", query, spark=spark)
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        job.advance(0, given.first())
+        for t in itertools.count(1):
+            rows = given.changes(t)
+            for frame in rows.values():
+                frame.count()
+            yield timed(partial(job.advance, t, rows))
+
+
+def _tables_of(query: str) -> set[str]:
+    return {table for table in SCHEMAS if f" {table}" in query.replace(",", " ").replace("\n", " ")}
+
+
+def _tables(given: _Given) -> nosync.Dataflow:
+    flow = nosync.Dataflow("views")
+    for name in given.there:
+        flow.table(name, SCHEMAS[name], key=KEYS[name])
+    return flow
