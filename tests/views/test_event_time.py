@@ -185,6 +185,48 @@ def test_another_query_on_a_branch_is_refused_and_changes_nothing(spark: SparkSe
     assert minutes(job.branch("same"), "once") == minutes(job, "once")
 
 
+def test_an_upgrade_cannot_add_one_and_changes_nothing(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    clicked(spark, store, flow_of_clicks(), epochs=2)
+    flow = flow_of_clicks()
+    flow.view("once", per_window, emit="final", spark=spark)
+    job = nosync.Job(flow_of_clicks(), store, spark=spark, shards=2)
+    with pytest.raises(nosync.FlowError, match=r"depends on when they came.*store of its own"):
+        job.upgrade(flow)
+    assert [*store.branches()] == ["main"]
+    assert job.advance(2, {"clicks": spark.createDataFrame([], "at timestamp, k string")}).t == 2
+
+
+def test_rows_without_a_time_are_late_for_duplicates(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_of_clicks()
+    flow.view("first", lambda t: _marked(t).dropDuplicatesWithinWatermark(["k"]), spark=spark)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, {"clicks": spark.createDataFrame([(NOON, "a"), (None, "b")], "at timestamp, k string")})
+    assert [row["k"] for row in job.read("first").collect()] == ["a"]
+    late = next(name for name in flow.views["first"].stages if name.startswith("dedupe-")) + "__late"
+    assert [row["k"] for row in job.read(late).collect()] == ["b"]
+
+
+def test_a_window_of_windows_closes_with_the_next_of_them(spark: SparkSession, open_store: OpenStore) -> None:
+    from pyspark.sql import functions as F
+
+    def per_hour(tables: Any) -> DataFrame:
+        small = _marked(tables).groupBy(F.window("at", "10 minutes")).count()
+        return small.groupBy(F.window(F.window_time("window"), "1 hour")).agg(F.sum("count").alias("n")).select("n")
+
+    flow = flow_of_clicks()
+    flow.view("hours", per_hour, emit="final", spark=spark)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    given = []
+    for t, minute in enumerate((5, 70, 80, 95, 96, 97)):
+        rows = [(NOON + datetime.timedelta(minutes=minute), "a")]
+        job.advance(t, {"clicks": spark.createDataFrame(rows, "at timestamp, k string")})
+        given.append([row["n"] for row in job.read("hours").collect()])
+    closed = given.index([1])
+    assert closed > 2, "Spark closes it with 13:10 less 5 minutes"
+    assert given[-1] == [1]
+
+
 def test_sql_says_a_watermark_too(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     query = (
