@@ -49,7 +49,7 @@ test: setup  ## Run the tests (about 21 minutes on 2 cores). Long ones with Spar
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
 
-spark: setup  ## The long tests with Spark that have no target of their own (some twelve minutes).
+spark: setup  ## The long tests with Spark that have no target of their own (nine minutes).
 	NOSYNC_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'spark and long' --dist loadfile --durations=10 \
 		--ignore=tests/compat --ignore=tests/checkpoints --ignore=tests/cluster --ignore=tests/parity --ignore=tests/views
 
