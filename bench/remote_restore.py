@@ -22,6 +22,7 @@ from nosync.replication.remote.bucket_store import BucketStore, connect_bucket
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.level import RemoteLevel
 from nosync.replication.remote.restore import restore
+from nosync.replication.remote.stub_env import StubEnv
 
 STAGE = "state"
 ROWS = 2_000
@@ -82,6 +83,8 @@ def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         yield from _while_running(Path(temporary), epochs)
         yield from _after_a_loss(Path(temporary), megabytes)
+    sizes = {"short": (50, 200), "normal": (250, 1_000, 4_000), "full": (1_000, 10_000, 20_000)}[scale]
+    yield from _first_outputs(sizes)
 
 
 def _while_running(root: Path, epochs: int) -> Iterator[Result]:
@@ -162,3 +165,56 @@ def _after_a_loss(root: Path, megabytes: int) -> Iterator[Result]:
                  looked_up_s / restored_s, settings=settings)  # fmt: skip
     yield Result(f"bytes fetched for {LOOKED_UP} keys", "nosync", fetched / 1e6, "MB", "all of it", size / 1e6,
                  fetched / size, settings=settings)  # fmt: skip
+
+
+def _first_outputs(sizes: Sequence[int]) -> Iterator[Result]:
+    """Loses states of several sizes, and says how long it takes until a new epoch is sealed that reads some keys."""
+    smallest_s = 0.0
+    for megabytes in sizes:
+        with tempfile.TemporaryDirectory(dir=".") as temporary:
+            root = Path(temporary)
+            url, rows = _lost_state(root, megabytes)
+            lazy_s, fetched = _first_output(root / "lazy", url, rows, lazy=True)
+            whole_s, _ = _first_output(root / "whole", url, rows, lazy=False)
+        smallest_s = smallest_s or lazy_s
+        settings = {"MB": megabytes, "MB fetched by then": round(fetched / 1e6, 1)}
+        yield Result(
+            f"first epoch after a loss of {megabytes / 1000:g} GB, lazy", "nosync", lazy_s, "s",
+            f"the same of {sizes[0] / 1000:g} GB", smallest_s, lazy_s / smallest_s, goal="<= 1.5", settings=settings,
+        )  # fmt: skip
+        yield Result(
+            f"first epoch after a loss of {megabytes / 1000:g} GB, restored whole", "nosync", whole_s, "s", "lazy", lazy_s,
+            whole_s / lazy_s, settings=settings,
+        )  # fmt: skip
+
+
+def _lost_state(root: Path, megabytes: int) -> tuple[str, int]:
+    """Puts a state of one merged layer into a bucket. Returns the URL, and how many keys there are."""
+    rows, url = megabytes * 1_000_000 // 24, f"file://{(root / 'bucket').absolute()}"
+    parts = max(2, rows // 10_000_000)
+    with nosync.open(root / "lost", remote=url, settings=nosync.StoreSettings(merge=False)) as store:
+        for t in range(parts):
+            store.append(STAGE, t=t, rows=_rows(np.arange(t * rows // parts, (t + 1) * rows // parts), t), key=["k"])
+            store.seal(t)
+            store.sync()
+        store.compact()
+        store.sync_remote(3600)
+    shutil.rmtree(root / "lost")
+    return url, rows
+
+
+def _first_output(target: Path, url: str, rows: int, *, lazy: bool) -> tuple[float, int]:
+    """Returns how long it takes from nothing to an epoch that is sealed, and how many bytes were fetched by then."""
+    keys = pa.table({"k": np.random.default_rng(1).integers(0, rows, LOOKED_UP)})
+    begin = time.perf_counter()
+    report = restore(open_bucket(url, to_read=True), target, lazy=lazy)
+    with nosync.open(target) as store:
+        found = store.lookup(STAGE, keys)
+        t = store.last_sealed()
+        assert t is not None
+        store.append(STAGE, t=t + 1, rows=found, key=["k"])
+        store.seal(t + 1)
+        seconds = time.perf_counter() - begin
+        env = store.directory.env
+        fetched = report.fetched_bytes + (env.fetcher.bytes if isinstance(env, StubEnv) else 0)
+    return seconds, fetched

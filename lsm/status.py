@@ -45,7 +45,9 @@ class LayerStatus:
     bytes: int
     digest: str
     level: str
-    """`disk`: durable and acknowledged; `memory`: published, not yet acknowledged by the node."""
+    """`disk`: durable and acknowledged; `memory`: published, not yet acknowledged by the node; `remote`: still in the
+    object store that the directory is restored from, so its rows are not counted; `corrupt`: it cannot be read.
+    """
     tree_level: int
     """Position in the LSM tree by size: 0 below 1024 rows, one more for each factor of 4."""
     path: str
@@ -159,6 +161,10 @@ class StoreStatus:
     """By window with a watermark; filled in by `Job.status()` and `nosync status`."""
     remotes: tuple[RemoteStatus, ...] = ()
     """The copies in object stores, as the process said last that makes them."""
+    lazy_layers: int = 0
+    """Layers of a store restored with `--lazy` that are still in the object store."""
+    lazy_bytes: int = 0
+    """Of them, the bytes."""
 
     def _repr_html_(self) -> str:
         names = ("safe_point", "last_sealed", "since", "missing", "key_groups")
@@ -167,6 +173,7 @@ class StoreStatus:
         facts |= {f"branch {name}": t for name, t in self.branches.items() if name != MAIN}
         facts |= {f"pin {name}": t for name, t in self.pins.items()}
         facts |= {f"remotely safe {i}": one.text() for i, one in enumerate(self.remotes, 1)}
+        facts |= {"still in the object store": f"{self.lazy_layers} layers"} if self.lazy_layers else {}
         facts |= {f"watermark of {name}": one.text() for name, one in self.windows.items()}
         facts |= {f"problem: {where}": what for where, what in self.problems.items()}
         rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]

@@ -20,6 +20,7 @@ from nosync.lsm.store.opening import checked_marker, checked_settings, open_stor
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.stubs import env_of
 from nosync.replication.remote.url import is_remote_url
 from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of, keeper_of
 
@@ -62,7 +63,8 @@ def open(
     FormatVersionError for a newer store, StorageError where the disk refuses, RemoteError where copies are refused at
     `remote`.
     """
-    root, env, places = local_path(path), env or Env(), remote_settings(remote)
+    root, places = local_path(path), remote_settings(remote)
+    env = env or env_of(root)
     if places and read_only:
         raise InvalidInputError("remote= is for who writes the store; nosync backup copies one that is only read")
     keeper = None if read_only else keeper_of(root)
@@ -73,7 +75,7 @@ def open(
                 root, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env,
                 hasher=hasher, copies=copies,
             )  # fmt: skip
-            return opened if read_only else _with_copies(opened, places)
+            return opened if read_only else _with_copies(_hydrated(opened), places)
         except StoreLockedError as locked:
             if alone:
                 raise StoreLockedError(f"{locked}. Where that is its daemon, leave out alone=True") from None
@@ -96,6 +98,16 @@ def remote_settings(remote: str | RemoteSettings | Sequence[str | RemoteSettings
     if len({one.url for one in found}) < len(found):
         raise InvalidInputError("remote= names a place twice: each has one writer")
     return found
+
+
+def _hydrated(store: Store) -> Store:
+    """Begins to fetch what a store that was restored lazily still lacks."""
+    node = store.node
+    if isinstance(node, Node) and node.directory.env.sees_stubs:
+        from nosync.replication.remote.hydration import Hydration  # noqa: PLC0415 - mostly there is nothing to fetch
+
+        Hydration(node).start()
+    return store
 
 
 def _with_copies(store: Store, places: Sequence[RemoteSettings]) -> Store:
@@ -176,7 +188,7 @@ def open_to_read(path: str) -> Store:
     if _ADDRESS.fullmatch(path) and not Path(path).exists():
         tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))
         return connect(path, tls=tls, identity=identity, node=node)
-    store = open_store(path, read_only=True)
+    store = open_store(path, read_only=True, env=env_of(local_path(path)))
     if (store.directory.root / ADDRESS_FILE).exists():
         from nosync.replication.client.fetching_directory import FetchingDirectory  # noqa: PLC0415 - needs the extra `daemon`
 

@@ -130,7 +130,7 @@ class LayerReader:
         """
         try:
             identity = env.identity(path)  # before: a file that takes its place meanwhile is then another one
-            buffer = env.map(path)
+            buffer = env.map_in_parts(path)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -49,6 +49,9 @@ class Quarantine:
         for record in self._layers.records():
             try:
                 path = self._directory.path_of(record.id)
+                stub = self._env.stub(path)
+                if stub is not None and stub.digest == record.digest:
+                    continue
                 if LayerReader.open(path, self._env, record.id).digest != record.digest:
                     raise CorruptionError(f"{record.id}: is not the file that was acknowledged ({record.digest[:16]})")
             except FileNotFoundError:

@@ -77,8 +77,13 @@ class Rechecks:
         if self._unvalidated is None:
             return
         size_bytes = 0
-        while self._unvalidated and size_bytes < _VALIDATED_AT_ONCE_BYTES:
+        for _ in range(len(self._unvalidated)):
+            if size_bytes >= _VALIDATED_AT_ONCE_BYTES:
+                break
             id = self._unvalidated.popleft()
+            if self._env.stub(self._directory.path_of(id)) is not None:
+                self._unvalidated.append(id)  # when it came
+                continue
             with suppress(FileNotFoundError):
                 size_bytes += self._env.size_bytes(self._directory.path_of(id))
             self._quarantine.recheck([id])

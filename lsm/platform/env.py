@@ -191,8 +191,18 @@ class Identity(NamedTuple):
     size_bytes: int
 
 
+class Stub(NamedTuple):
+    """What is known of a layer file whose bytes are still in an object store (`nosync restore --lazy`)."""
+
+    digest: str
+    size_bytes: int
+
+
 class Env:
     """The real environment. Subclass and override to inject faults."""
+
+    sees_stubs = False
+    """Whether files of which only a stub is here are seen, and fetched where they are read."""
 
     def create(self, path: Path) -> BinaryIO:
         """Opens a new file for writing; FileExistsError where there is one."""
@@ -230,6 +240,17 @@ class Env:
             # By its descriptor: the name may stand for something else by now.
             with pa.memory_map(f"/proc/self/fd/{fd}") as file:
                 return file.read_buffer()
+
+    def map_in_parts(self, path: Path) -> pa.Buffer:
+        """Returns what `map` does, for who says of each range that it needs it (`have`) before it is read."""
+        return self.map(path)
+
+    def stub(self, path: Path) -> Stub | None:
+        """Returns what is known of a file that is not here, but for a stub."""
+        return None
+
+    def fetch_whole(self, path: Path) -> None:
+        """Makes sure that a file is here, where it is one of which only a stub is."""
 
     def have(self, path: Path, begin: int, end: int) -> None:
         """Makes sure that the bytes `[begin, end)` of a mapped file are there. Of a file of this host all are."""

@@ -15,6 +15,8 @@ tmp/                                            being written; emptied at the no
 ready/                                          empty files that the node made ahead, to be written
 catalog/                                        RocksDB, the node's rebuildable index
 given-up.json, let-go.json                      what an operator discarded here; up to where inputs were released
+stubs.json                                      in a directory restored with --lazy: where the bytes of some layers still are
+stubs/<stage>/<fingerprint>/<shard>/...         for each of those layers a small file under its name
 remote.json                                     how far the copies in object stores are, for who only reads
 place.json                                      in a directory that a daemon keeps: a token of it
 checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
@@ -45,11 +47,13 @@ which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
 REMOTE_STATUS = "remote.json"
+STUBS, STUBS_FROM = "stubs", "stubs.json"
+"""Of a store that is restored lazily: the directory of what stands for layers, and which object store has their bytes."""
 CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"
 CHECKPOINT_SECRET = "checkpoint-secret"
 DOOR_ADDRESS = ".address"
 """In `checkpoint-live/`."""
 OWN_DIRECTORIES = (
     LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, TIMES, READY, f"{READY}/{MADE}",
-    f"{READY}/{MAKING}",
+    f"{READY}/{MAKING}", STUBS,
 )  # fmt: skip

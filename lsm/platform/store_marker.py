@@ -14,8 +14,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.errors import CorruptionError, FormatVersionError, InvalidInputError, NotAStoreError
+from nosync.lsm.errors import CorruptionError, FormatVersionError, InvalidInputError, NotAStoreError, StorageError
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.platform.json_file import read_small
 from nosync.lsm.platform.layout import (
     CHECKPOINT_SECRET,
     LAYERS,
@@ -24,11 +25,13 @@ from nosync.lsm.platform.layout import (
     OWN_DIRECTORIES,
     PINS,
     QUARANTINE,
+    STUBS_FROM,
     TEMPORARY_DIRECTORY,
 )
 from nosync.lsm.platform.parsing import parsed
 
-STORE_FORMAT = 1
+STORE_FORMAT, STUBS_FORMAT = 1, 2
+"""The format of a store; and for as long as some of its layers are stubs, which an older version would take for lost."""
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
 _LOST_FOUND = "lost+found"
@@ -70,14 +73,9 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
     return marker
 
 
-def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
+def write_marker(root: Path, marker: Marker, env: Env, *, has_stubs: bool = False) -> Marker:
     """Writes the file NOSYNC, unless there is one, and returns what it says. Durable when this returns."""
-    fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": marker.key_groups}
-    text = json.dumps(fields | {"blake3": _digest_of(fields)})
-    temporary = root / TEMPORARY_DIRECTORY / env.token()
-    with env.create(temporary) as file:
-        file.write(text.encode() + b"\n")
-    env.sync_file(temporary)
+    temporary = _written_marker(root, marker, STUBS_FORMAT if has_stubs else STORE_FORMAT, env)
     try:
         env.link(temporary, root / MARKER)
     except FileExistsError:  # another process was a moment quicker
@@ -85,6 +83,24 @@ def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
     env.unlink(temporary)
     env.sync_dir(root)
     return marker
+
+
+def replace_marker(root: Path, marker: Marker, env: Env) -> None:
+    """Says that all layers of a store are here, which was restored lazily. Durable when this returns."""
+    with storage_errors("write", root / MARKER):
+        env.replace(_written_marker(root, marker, STORE_FORMAT, env), root / MARKER)
+        env.sync_dir(root)
+
+
+def _written_marker(root: Path, marker: Marker, format_: int, env: Env) -> Path:
+    """Writes what is to become the file NOSYNC, durably. Returns its temporary name."""
+    fields = {"nosync_store": format_, "store_id": marker.store_id, "key_groups": marker.key_groups}
+    text = json.dumps(fields | {"blake3": _digest_of(fields)})
+    temporary = root / TEMPORARY_DIRECTORY / env.token()
+    with env.create(temporary) as file:
+        file.write(text.encode() + b"\n")
+    env.sync_file(temporary)
+    return temporary
 
 
 def looks_like_store(root: Path, env: Env) -> bool:
@@ -167,12 +183,18 @@ def read_marker(root: Path, env: Env) -> Marker:
             check_key_groups(marker.key_groups)
     except CorruptionError as error:
         raise NotAStoreError(f"{root / MARKER} is damaged ({error}); {_repair_hint(root)}") from error
-    if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
+    if version > STUBS_FORMAT and digest in (None, _digest_of(fields)):
         raise FormatVersionError(
-            f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
+            f"{root} is a store of format {version}, this nosync knows up to {STUBS_FORMAT}: upgrade nosync"
         )
     if digest not in (None, _digest_of(fields)):
         raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); {_repair_hint(root)}")
+    if version == STUBS_FORMAT and not env.sees_stubs and (root / STUBS_FROM).exists():
+        url = read_small(root / STUBS_FROM, env)["url"]
+        raise StorageError(
+            f"{root} was restored with --lazy, and some of its layers are still at {url}: `nosync restore {url} {root}` fetches "
+            "them, and so does whoever has it open with nosync.open()"
+        )
     return marker
 
 

@@ -17,6 +17,7 @@ from nosync.lsm.manifests.remembered import Remembered, recalled
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Time, is_number, show
+from nosync.lsm.platform.env import Stub
 from nosync.lsm.status import BranchInfo, LayerStatus
 from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.trace.directory import LayerDirectory
@@ -29,6 +30,10 @@ def layers(directory: LayerDirectory, durable: Collection[LayerId]) -> list[Laye
     found = []
     for id in directory.layer_ids():
         if id not in durable and any(d.trace == id.trace and d.description.covers(id.description) for d in durable):
+            continue
+        stub = directory.env.stub(directory.path_of(id))
+        if stub is not None:
+            found.append(status_of_stub(id, directory.path_of(id), stub))
             continue
         try:
             reader = directory.reader(id)
@@ -119,22 +124,21 @@ def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
 
 
 def status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
+    return _status_of_file(id, path, "corrupt")
+
+
+def status_of_stub(id: LayerId, path: Path, stub: Stub) -> LayerStatus:
+    """Returns what is known of a layer without fetching anything of it."""
+    return _status_of_file(id, path, "remote", stub.size_bytes, stub.digest)
+
+
+def _status_of_file(id: LayerId, path: Path, level: str, size_bytes: int = 0, digest: str = "") -> LayerStatus:
     d, trace = id.description, id.trace
     ends = (shown(d.lower), shown(d.upper), shown(d.since))
     return LayerStatus(
-        trace.stage,
-        trace.fingerprint,
-        trace.shard.index,
-        trace.shard.count,
-        *ends,
-        0,
-        0,
-        0,
-        "",
-        "corrupt",
-        0,
+        trace.stage, trace.fingerprint, trace.shard.index, trace.shard.count, *ends, 0, 0, size_bytes, digest, level, 0,
         str(path),
-    )
+    )  # fmt: skip
 
 
 # --- branches ---------------------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def describe_branch(directory: LayerDirectory, timelines: Timelines, name: str) 
     timeline = timelines.refs.timeline_of(name)
     mine = _files_of(directory, timelines, name)
     others = set().union(*(_files_of(directory, timelines, other) for other in timelines.refs.names if other != name))
-    sizes = {id: directory.path_of(id).stat().st_size for id in mine if directory.path_of(id).exists()}
+    sizes = {id: directory.env.size_bytes(directory.path_of(id)) for id in mine if directory.has_file(id)}
     own = sum(size for id, size in sizes.items() if id not in others)
     # After a rewind a timeline has another name than it began with.
     branch_of = {id: branch for branch, id in timelines.refs.names.items()}

@@ -303,7 +303,8 @@ class Store(StoreReader):
             {name: self.last_sealed(name) for name in sorted(timelines.refs.names)},
             inspection.sealed_at(self.directory, timelines, self._times),
             inspection.branches_sealed_at(timelines, self._times), inspection.recorded_time(timelines, self._times, safe),
-            remotes=self._remotes_now(),
+            remotes=self._remotes_now(), lazy_layers=sum(layer.level == "remote" for layer in layers),
+            lazy_bytes=sum(layer.bytes for layer in layers if layer.level == "remote"),
         )  # fmt: skip
 
     def _remotes_now(self) -> tuple[RemoteStatus, ...]:

@@ -11,7 +11,10 @@ from rich.markup import escape
 
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, GivenPath, err, out, print_json, progress, size_text, table_of
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.paths import local_path
+from nosync.replication.remote.stubs import missing_of
 
 URL = click.argument("url", metavar="URL")
 
@@ -76,22 +79,30 @@ def _show_problems(problems: Sequence[str]) -> None:
     "--as-of", type=int, help="Let the main timeline end with this epoch. [default: the newest remotely safe one]"
 )
 @click.option("--branch", help="Let main be this branch.")
+@click.option(
+    "--lazy", is_flag=True, help="Leave layers at URL until they are read; the rest is fetched while the store is open."
+)
 @JSON
-def restore(url: str, target: Path, as_of: int | None, branch: str | None, as_json: bool) -> None:
+def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy: bool, as_json: bool) -> None:
     """Make a new DIRECTORY of the copies at URL. One that is interrupted goes on when it is said again.
 
-    Every byte is verified. The directory is then a store as any other, and a job goes on after its newest epoch.
+    Every byte is verified. The directory is then a store as any other, and a job goes on after its newest epoch. With
+    --lazy it does so at once, however large the state is; said again without it, this fetches the rest.
 
     \b
       nosync restore s3://bucket/state state/
+      nosync restore s3://bucket/state state/ --lazy
       nosync restore s3://bucket/state yesterday/ --as-of 86400
     """
     from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415 - needs the extra `remote`
     from nosync.replication.remote.restore import restore as restore_store  # noqa: PLC0415
 
+    if not lazy and as_of is None and branch is None and (missing := missing_of(local_path(target), Env())):
+        _fetch_rest(url, target, missing.url, as_json=as_json)
+        return
     with progress("restoring", quiet=as_json) as advance:
         report = restore_store(
-            open_bucket(url, to_read=True), local_path(target), as_of=as_of, branch=branch,
+            open_bucket(url, to_read=True), local_path(target), as_of=as_of, branch=branch, lazy=lazy,
             progress=lambda done, of: advance(done, of, size_text(done)),
         )  # fmt: skip
     if as_json:
@@ -99,7 +110,28 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, as_js
         return
     until = "no epoch yet" if report.epoch is None else f"up to epoch {report.epoch}"
     out.print(f"restored {until}: {report.files:,} files, {size_text(report.bytes)}, to {escape(str(target))}")
+    if report.lazy_layers:
+        out.print(
+            f"{report.lazy_layers:,} layers ({size_text(report.lazy_bytes)}) are still at {escape(url)}: they are fetched when "
+            "they are read, and in the background while the store is open"
+        )
     _show_problems(report.problems)
+
+
+def _fetch_rest(url: str, target: Path, its_url: str, *, as_json: bool) -> None:
+    """Fetches what a directory lacks that was restored with --lazy."""
+    from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415 - needs the extra `remote`
+    from nosync.replication.remote.hydration import fetch_rest  # noqa: PLC0415
+
+    bucket = open_bucket(url, to_read=True)
+    if bucket.url != its_url:
+        raise InvalidInputError(f"{target} is restored from {its_url}, and not from {bucket.url}")
+    with progress("restoring", quiet=as_json) as advance:
+        report = fetch_rest(local_path(target), bucket, lambda done, of: advance(done, of, size_text(done)))
+    if as_json:
+        print_json({"path": str(target), **dataclasses.asdict(report)})
+        return
+    out.print(f"fetched {report.layers:,} layers, {size_text(report.bytes)}: {escape(str(target))} has all now")
 
 
 def backup_to_remote(path: Path, url: str, *, as_json: bool) -> None:

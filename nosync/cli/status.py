@@ -149,6 +149,11 @@ def _show_status(s: StoreStatus) -> None:
             facts.add_row("branch", f"{escape(name)} at {last}{at}")
     for remote in s.remotes:
         facts.add_row("remotely safe", escape(remote.text()))
+    if s.lazy_layers:
+        facts.add_row(
+            "not here yet", f"{s.lazy_layers:,} layers ({size_text(s.lazy_bytes)}): read from the object store, and fetched "
+            "while the store is open",
+        )  # fmt: skip
     out.print(facts)
     out.print()
     table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")

@@ -79,7 +79,7 @@ class ShardState:
         if stage.kind != SOURCE or not self._task.input_given:
             return False
         # Merged since, it is not there under its own name any more, but its manifest remembers it.
-        return self._directory.path_of(id).exists() or self._expected(id) is not None
+        return self._directory.has_file(id) or self._expected(id) is not None
 
     def _expected(self, id: LayerId) -> Digest | None:
         """Returns what the epoch's manifest lists; it lists nothing of a loop's rounds."""

@@ -20,15 +20,18 @@ import pyarrow as pa
 from nosync.lsm.errors import NosyncError, RemoteError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import STUBS_FROM
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opening import open_store
 from nosync.lsm.store.store import Store
 from nosync.replication.remote.bucket import MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
+from nosync.replication.remote.hydration import Stubs
 from nosync.replication.remote.level import RemoteLevel
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.stub_env import StubEnv
 from nosync.replication.remote.view import RemoteView, read_view
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
 
@@ -121,6 +124,7 @@ class RemoteSimulation:
         steps: list[tuple[Callable[[], None], int]] = [
             (self._seal, 10), (self._copy, 14), (self._merge, 8), (self._wait, 6), (self._crash, 1), (self._take_over, 1),
             (self._old_writer_goes_on, 3), (self._look, 6), (self._finish_looking, 3), (self._stranger, 1),
+            (self._fetch_rest, 2),
         ]  # fmt: skip
         weights = np.array([weight for _, weight in steps], dtype=float)
         try:
@@ -139,7 +143,7 @@ class RemoteSimulation:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _begin(self, writer: Writer) -> None:
-        writer.store = open_store(writer.root, settings=_SETTINGS, env=self._env)
+        writer.store = open_store(writer.root, settings=_SETTINGS, env=self._env_of(writer.root))
         assert isinstance(writer.store.node, Node)
         settings = RemoteSettings(
             "memory://simulated", flush_s=5.0, flush_bytes=4000, large_bytes=3500, grace_s=GRACE_S
@@ -152,6 +156,9 @@ class RemoteSimulation:
         except RemoteError as error:  # another one, which had not begun to write when this one did, has the log
             self.world.course.append(f"{writer.name} is refused: {error}")
             writer.level = None
+
+    def _env_of(self, root: Path) -> Env:
+        return StubEnv(root, self.world.bucket(), self._env) if (root / STUBS_FROM).exists() else self._env
 
     def _end(self, writer: Writer) -> None:
         if writer.store is not None:
@@ -207,11 +214,23 @@ class RemoteSimulation:
         store = self._main.store
         assert store is not None, "it runs"
         if self.world.chance(0.3):
-            store.compact()
+            with suppress(RemoteError):  # of a store that is restored lazily, and its bucket does not answer
+                store.compact()
         else:
             store.node.merge_once()  # type: ignore[attr-defined]
         store.node.archive_manifests()  # type: ignore[attr-defined]
         store.sync()
+
+    def _fetch_rest(self) -> None:
+        """A writer that was restored lazily fetches what it lacks."""
+        store, root = self._main.store, self._main.root
+        assert store is not None, "it runs"
+        if (root / STUBS_FROM).exists():
+            stubs = Stubs(root, self.world.bucket(), self._env, lambda name: store.node.note([name.layer]))  # type: ignore[list-item]
+            with suppress(RemoteError):
+                stubs.fetch_all()
+                stubs.finish()
+                self.world.course.append(f"{self._main.name} has all")
 
     def _wait(self) -> None:
         self.world.now_s += 1.2 * GRACE_S if self.world.chance(0.15) else float(self.world.random.uniform(5.0, 60.0))
@@ -263,15 +282,15 @@ class RemoteSimulation:
         shutil.rmtree(target, ignore_errors=True)
         for _ in range(20):
             try:
-                report = restore(self.world.bucket(), target, env=self._env)
+                report = restore(self.world.bucket(), target, env=self._env, lazy=self.world.chance(0.5))
+                with open_store(target, read_only=True, env=self._env_of(target)) as store:
+                    if report.epoch is None:
+                        return -1, {}
+                    rows = store.read(_STAGE)
+                    return report.epoch, dict(zip(rows["k"].to_pylist(), rows["n"].to_pylist(), strict=True))
             except RemoteError as error:
                 self.world.course.append(f"not restored: {error}")
-                continue
-            with open_store(target, read_only=True, env=self._env) as store:
-                if report.epoch is None:
-                    return -1, {}
-                rows = store.read(_STAGE)
-                return report.epoch, dict(zip(rows["k"].to_pylist(), rows["n"].to_pylist(), strict=True))
+                shutil.rmtree(target, ignore_errors=True)
         return None
 
     def _check_restored(self) -> None:

@@ -30,6 +30,7 @@ from nosync.replication.daemon.service import Service
 from nosync.replication.daemon.startup import check_config, make_store, open_node, ways_of, write_json
 from nosync.replication.daemon.status import DaemonStatus
 from nosync.replication.protocol.placement import NodeId
+from nosync.replication.remote.stubs import env_of
 from nosync.replication.transport.addresses import check_free
 from nosync.replication.transport.daemon_files import ADDRESS_FILE
 
@@ -40,7 +41,7 @@ class Daemon:
     """One running daemon: `start`, then `stop`. Raises what opening a store raises, and ReplicationError."""
 
     def __init__(self, config: DaemonConfig, env: Env | None = None) -> None:
-        self.config, self._env = config, env or Env()
+        self.config, self._env = config, env or env_of(config.data)
         check_config(config)
         self._members = Members(config, self._env)
         self._ways = ways_of(config, self._env)
@@ -100,6 +101,10 @@ class Daemon:
 
     def _start(self) -> None:
         self.replicator.start()
+        if self._env.sees_stubs:
+            from nosync.replication.remote.hydration import Hydration  # noqa: PLC0415 - mostly there is nothing to fetch
+
+            Hydration(self.node).start()
         if self.config.remote is not None:
             from nosync.replication.remote.level import RemoteLevel  # noqa: PLC0415 - needs the extra `remote`
 

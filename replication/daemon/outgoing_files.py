@@ -45,6 +45,7 @@ class OutgoingFiles:
             self._suspect(held)  # it was of no use there; or it is lost again, or was not wanted before
         session.sent.append(held.name)
         try:
+            self._node.directory.env.fetch_whole(self._root / held.name)
             with open(self._root / held.name, "rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes != held.size_bytes:

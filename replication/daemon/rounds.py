@@ -45,9 +45,9 @@ class Rounds:
             with self._asked(*peer) as client:
                 there = [id for trace in traces for id in self._lookup.layers_of(client, trace)]
                 rounds = [id for id in there if _is_round_of(id, t)]
-                lacking = [id for id in rounds if not directory.path_of(id).exists()]
+                lacking = [id for id in rounds if not directory.has_file(id)]
                 fetch_files(client, directory.root, [f"{LAYERS}/{id.path}" for id in lacking], directory.env)
-                self._node.note([id for id in lacking if directory.path_of(id).exists()])
+                self._node.note([id for id in lacking if directory.has_file(id)])
 
     def drop(self, stage: str, t: int, peers: Mapping[str, str], *, at_once: bool = False) -> None:
         """Drops rounds here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere

@@ -19,6 +19,7 @@ from nosync.lsm.platform.store_marker import Marker, check_can_be_store, create_
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.members import peers_of
+from nosync.replication.remote.stubs import env_of
 from nosync.replication.transport.addresses import check_addresses
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import Ways
@@ -36,7 +37,7 @@ def check_config(config: DaemonConfig) -> None:
     with storage_errors("look into", config.data):
         check_can_be_store(config.data, Env())
         if (config.data / MARKER).exists():
-            read_marker(config.data, Env())
+            read_marker(config.data, env_of(config.data))
     peers = peers_of(config)
     if config.tls is not None:
         Certificates.of_directory(config.tls, config.node).check_as_peers_do(config.node)

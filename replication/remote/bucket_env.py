@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from nosync.lsm.errors import CorruptionError, StorageError
-from nosync.lsm.layers.format import HEAD_BYTES, opened_from
 from nosync.lsm.platform.env import Env, Identity, storage_errors
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
 from nosync.lsm.platform.publish import give_name, temporary_path
@@ -27,15 +25,14 @@ from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import digest_of
-from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
+from nosync.replication.remote.partial_file import PartialFile
 from nosync.replication.remote.patient import PatientBucket
 from nosync.replication.remote.view import RemoteView, read_view, read_view_again, seen_manifests
 
 log = logging.getLogger("nosync.remote")
 
 LOOK_EVERY_S = 2.0
-_END_BYTES = 64 << 10
 
 
 class BucketEnv(Env):
@@ -46,7 +43,7 @@ class BucketEnv(Env):
         self._bucket = PatientBucket(bucket, self._local)
         self.fetcher = Fetcher(self._bucket)
         self._lock = threading.RLock()
-        self._partial: dict[Path, _PartialFile] = {}
+        self._partial: dict[Path, PartialFile] = {}
         self._sound: dict[Path, FileVersion] = {}  # files that were compared with these digests
         self._show(read_view(self._bucket))
 
@@ -107,12 +104,16 @@ class BucketEnv(Env):
 
     def map(self, path: Path) -> pa.Buffer:
         """See Env."""
+        self._fetch([path])
+        return super().map(path)
+
+    def map_in_parts(self, path: Path) -> pa.Buffer:
+        """See Env."""
         with self._lock:
             placed = self._placed(path)
             if placed is not None and placed.place.part_bytes and placed.version.name.layer is not None:
                 return self._partial_of(path, placed).buffer()
-        self._fetch([path])
-        return super().map(path)
+        return self.map(path)
 
     def have(self, path: Path, begin: int, end: int) -> None:
         """See Env."""
@@ -185,10 +186,10 @@ class BucketEnv(Env):
         for manifest in seen_manifests(self.view, placed, data.to_pybytes()):
             self._keep(self._root / manifest.path, manifest.to_json(), placed.version)
 
-    def _partial_of(self, path: Path, placed: Placed) -> _PartialFile:
+    def _partial_of(self, path: Path, placed: Placed) -> PartialFile:
         partial = self._partial.get(path)
         if partial is None or partial.placed != placed:
-            partial = self._partial[path] = _PartialFile(placed, self.fetcher, temporary_path(self._root, self._local))
+            partial = self._partial[path] = PartialFile(placed, self.fetcher, temporary_path(self._root, self._local))
         return partial
 
     # --- what is not done ---------------------------------------------------------------------------------------------
@@ -228,64 +229,3 @@ def _enter(directories: dict[str, dict[str, FileName | None]], path: str, name: 
             break
         directories[parent][last] = None
         directory = parent
-
-
-class _PartialFile:
-    """A large layer, of which the parts are here that somebody needed. The file has no name any more: it goes with us."""
-
-    def __init__(self, placed: Placed, fetcher: Fetcher, path: Path) -> None:
-        self.placed, self._fetcher = placed, fetcher
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.unlink(path)
-        os.ftruncate(self._fd, placed.version.size_bytes)
-        self._here: list[tuple[int, int]] = []
-        self._buffer: pa.Buffer | None = None
-
-    def buffer(self) -> pa.Buffer:
-        """Returns the whole file, mapped, of which the ends are there."""
-        if self._buffer is None:
-            size = self.placed.version.size_bytes
-            begin = max(0, size - _END_BYTES)
-            self.have(0, min(size, HEAD_BYTES + 8))
-            self.have(begin, size)
-            while (needed := opened_from(os.pread(self._fd, size - begin, begin), size)) < begin:
-                begin = needed
-                self.have(begin, size)
-            self.have(max(0, needed), size)
-            with pa.memory_map(f"/proc/self/fd/{self._fd}") as file:
-                self._buffer = file.read_buffer()
-        return self._buffer
-
-    def have(self, begin: int, end: int) -> None:
-        """Fetches what is missing of a range, by ranges of the parts that it lies in."""
-        for gap_begin, gap_end in self._missing(begin, end):
-            part_bytes = self.placed.place.part_bytes
-            for part in range(gap_begin // part_bytes, -(-gap_end // part_bytes)):
-                low, high = max(gap_begin, part * part_bytes), min(gap_end, (part + 1) * part_bytes)
-                name = part_name(self.placed.place.object, part)
-                data = self._fetcher.range(name, low - part * part_bytes, high - part * part_bytes)
-                with storage_errors("keep a part of", Path(name)):
-                    os.pwrite(self._fd, data, low)
-        self._here = _joined([*self._here, (begin, end)])
-
-    def _missing(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        for low, high in self._here:
-            if low > begin:
-                yield begin, min(low, end)
-            begin = max(begin, high)
-            if begin >= end:
-                return
-        yield begin, end
-
-    def __del__(self) -> None:
-        os.close(self._fd)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return found

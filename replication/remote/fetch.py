@@ -67,7 +67,7 @@ class Fetcher:
     """Fetches from one bucket. `requests` and `bytes` count what was asked for."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+        self._bucket, self.url = bucket, bucket.url
         self.requests, self.bytes = 0, 0
 
     def fetch(self, piece: Piece, take: Take, take_large: TakeLarge | None = None) -> None:

@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from nosync.lsm.manifests.lost_ends import log_problem
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.timestamp import Epoch, epoch_of, pack
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.json_file import publish_text, read_small, replace_small
+from nosync.lsm.platform.json_file import read_small, replace_small
 from nosync.lsm.platform.layout import (
     BRANCHES,
     LAYERS,
@@ -38,17 +38,20 @@ from nosync.lsm.platform.layout import (
     PINS,
     REGISTERS,
     RELEASED,
+    STUBS,
     TEMPORARY_DIRECTORY,
 )
-from nosync.lsm.platform.publish import give_name, temporary_path
 from nosync.lsm.platform.store_marker import make_subdirectories, write_marker
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
-from nosync.replication.remote.files import check_digest, digest_of
+from nosync.replication.remote.files import digest_of
+from nosync.replication.remote.keeping import Keeper
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.stub_env import StubEnv
+from nosync.replication.remote.stubs import write_from, write_stub
 from nosync.replication.remote.view import RemoteView, read_view, seen_manifests
 
 RESTORED = "restored"
@@ -73,6 +76,10 @@ class RestoreReport:
     requests: int
     problems: tuple[str, ...] = ()
     """Damaged objects in the bucket: what was put after them is not restored."""
+    lazy_layers: int = 0
+    """Layers that stay in the bucket until they are read, or fetched in the background."""
+    lazy_bytes: int = 0
+    """Of them, the bytes."""
 
 
 Progress = Callable[[int, int], None]
@@ -84,14 +91,16 @@ def restore(
     *,
     as_of: int | None = None,
     branch: str | None = None,
+    lazy: bool = False,
     progress: Progress = lambda done, of: None,
     env: Env | None = None,
 ) -> RestoreReport:
     """Makes `target` the store that a bucket has copies of. It must not exist, be empty, or be what an interrupted
     restore of the same left.
 
-    `as_of`: main ends with this epoch. `branch`: main is that branch. `progress(done, of)`: bytes. Durable when this
-    returns. Raises InvalidInputError, RemoteError, CorruptionError naming a damaged object, StorageError.
+    `as_of`: main ends with this epoch. `branch`: main is that branch. `lazy`: layers stay in the bucket; they are fetched
+    when they are read, and in the background for as long as the store is open. `progress(done, of)`: bytes. Durable when
+    this returns. Raises InvalidInputError, RemoteError, CorruptionError naming a damaged object, StorageError.
     """
     env = env or Env()
     bucket = PatientBucket(bucket, env)
@@ -100,7 +109,7 @@ def restore(
         one = _Restore(bucket, view, target, env, progress)
         one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
         try:
-            return one.run(as_of, branch)
+            return one.run(as_of, branch, lazy=lazy)
         except MissingObjectError:  # it took longer than what nothing needs any more is kept for: there is newer
             if attempt + 1 == _REPLANS:
                 raise
@@ -112,6 +121,7 @@ class _Restore:
         self._bucket, self._view, self._target, self._env, self._progress = bucket, view, target, env, progress
         self._fetcher = Fetcher(bucket)
         self._written: list[Path] = []
+        self._keeper = Keeper(target, bucket.url, env, self._written.append)
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Takes the directory for this. Raises InvalidInputError where it is something else."""
@@ -140,18 +150,20 @@ class _Restore:
                 env.unlink(target / TEMPORARY_DIRECTORY / name)
         replace_small(target, target / PLAN, plan, env)
 
-    def run(self, as_of: int | None, branch: str | None) -> RestoreReport:
+    def run(self, as_of: int | None, branch: str | None, *, lazy: bool) -> RestoreReport:
         """Fetches what the directory lacks, and makes it a store."""
         self._fetch_small()
         timelines = self._cut_timelines(as_of, branch)
         layers = [self._view.files[name] for name in self._view.files if self._is_needed(name, timelines)]
         others = [self._view.files[name] for name in self._view.files if name.is_opaque]
         self._remove_other_layers({placed.version.name for placed in layers})
-        self._fetch([*layers, *others])
+        stubs = [placed for placed in layers if lazy and not self._is_here(placed)]
+        self._fetch([*(layers if not lazy else ()), *others])
+        self._write_stubs(stubs)
         self._check_whole(timelines)
         self._write_released(timelines)
         self._sync()
-        write_marker(self._target, self._view.marker, self._env)
+        write_marker(self._target, self._view.marker, self._env, has_stubs=bool(stubs))
         with storage_errors("remove", self._target / PLAN):
             self._env.unlink(self._target / PLAN)
             self._env.sync_dir(self._target)
@@ -159,25 +171,26 @@ class _Restore:
         total = sum(placed.version.size_bytes for placed in [*layers, *others])
         return RestoreReport(
             self._view.marker.store_id, names[MAIN], dict(names), len(self._written), total,
-            self._fetcher.bytes, self._fetcher.requests, self._view.problems,
+            self._fetcher.bytes, self._fetcher.requests, self._view.problems, len(stubs),
+            sum(placed.version.size_bytes for placed in stubs),
         )  # fmt: skip
 
     # --- small files --------------------------------------------------------------------------------------------------
 
     def _fetch_small(self) -> None:
         """Fetches manifests, registers and the log of branches anew: what an interrupted restore changed in them goes."""
-        for directory in (MANIFESTS, BRANCHES, *REGISTERS):
+        for directory in (MANIFESTS, BRANCHES, *REGISTERS, STUBS):
             _remove_tree(self._target / directory, self._env)
         make_subdirectories(self._target, self._env)
         view = self._view
         small = [name for name in view.files if name.layer is None and not name.is_opaque]
-        fetch_all(self._fetcher, [view.files[name] for name in small if view.is_seen(name)], self._keep)
+        fetch_all(self._fetcher, [view.files[name] for name in small if view.is_seen(name)], self._keeper.keep)
         fetch_all(self._fetcher, [view.files[name] for name in small if view.is_cut(name)], self._keep_singly)
 
     def _keep_singly(self, placed: Placed, data: pa.Buffer) -> None:
         """Writes the epochs of an archive that are seen as single manifests."""
         for manifest in seen_manifests(self._view, placed, data.to_pybytes()):
-            self._publish(manifest.path, manifest.to_json())
+            self._keeper.publish(manifest.path, manifest.to_json())
 
     def _cut_timelines(self, as_of: int | None, branch: str | None) -> Timelines:
         """Returns the timelines of the directory, with main as it is wanted."""
@@ -245,7 +258,12 @@ class _Restore:
             done += size_bytes
             self._progress(done, total)
 
-        fetch_all(self._fetcher, missing, self._keep, progress, self._keep_large)
+        fetch_all(self._fetcher, missing, self._keeper.keep, progress, self._keeper.keep_large)
+
+    def _write_stubs(self, stubs: list[Placed]) -> None:
+        if stubs:
+            self._written += [write_stub(self._target, placed, self._env) for placed in stubs]
+            write_from(self._target, self._bucket.url, self._env)
 
     def _is_here(self, placed: Placed) -> bool:
         path = self._target / placed.version.name
@@ -259,37 +277,11 @@ class _Restore:
             self._env.unlink(path)
         return False
 
-    def _keep(self, placed: Placed, data: pa.Buffer) -> None:
-        self._publish(PurePosixPath(placed.version.name), data)
-
-    def _keep_large(self, placed: Placed, parts: Iterator[bytes]) -> None:
-        """Writes a file part by part: it may be larger than memory."""
-        name = placed.version.name
-        final, temporary = self._target / name, temporary_path(self._target, self._env)
-        with storage_errors("write", final):
-            self._env.make_dirs(final.parent)
-            try:
-                with self._env.create(temporary) as file:
-                    for part in parts:
-                        file.write(part)
-                where = f"{self._bucket.url}/{placed.place.object}: {name}"
-                check_digest(name, self._env.map(temporary), placed.version.digest, where)
-                give_name(temporary, final, self._env)
-            finally:
-                self._env.unlink(temporary)
-        self._written.append(final)
-
-    def _publish(self, path: PurePosixPath, data: bytes | pa.Buffer) -> None:
-        final = self._target / path
-        with storage_errors("write", final):
-            self._env.make_dirs(final.parent)
-        publish_text(self._target, final, data, self._env)
-        self._written.append(final)
-
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _check_whole(self, timelines: Timelines) -> None:
-        directory = LayerDirectory(self._target, self._view.marker.key_groups, self._env)
+        env = StubEnv(self._target, self._bucket, self._env)
+        directory = LayerDirectory(self._target, self._view.marker.key_groups, env)
         for branch in timelines.refs.names:
             last = timelines.last_sealed(branch)
             for one in lost(timelines, directory, last, branch):

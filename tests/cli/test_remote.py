@@ -57,6 +57,29 @@ def test_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.Captur
         assert old.last_sealed() == 1
 
 
+def test_lazy_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "lazy")
+    main(["restore", copied[1], target, "--lazy"])
+    assert "4 layers (" in capsys.readouterr().out
+    main(["status", target])
+    assert "4 layers (" in capsys.readouterr().out
+    main(["layers", target, "--json"])
+    assert [layer["level"] for layer in json.loads(capsys.readouterr().out)] == ["remote"] * 4
+    with pytest.raises(SystemExit):
+        main(["backup", target, str(tmp_path / "backup")])
+    assert f"nosync restore {copied[1]} {target}" in " ".join(capsys.readouterr().err.split())
+    main(["get", target, "counts"])
+    assert "a3" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["restore", f"file://{tmp_path}", target])
+    assert f"is restored from {copied[1]}" in capsys.readouterr().err
+    main(["restore", copied[1], target])
+    assert "has all now" in capsys.readouterr().out
+    main(["verify", target])
+    with nosync.open(target) as new, nosync.open(copied[0]) as store:
+        assert rows_of(new) == rows_of(store)
+
+
 def test_backup_to_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, url = tmp_path / "store", f"file://{tmp_path}/copies"
     with nosync.open(path) as store:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import nosync
+from nosync.lsm.platform.env import Env
 from nosync.replication.daemon.config import DaemonConfig, make_config, read_config
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.status import bucket_status
+from nosync.replication.remote.stubs import missing_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.helpers.daemons import expected, publish, state
 
@@ -50,6 +52,30 @@ def test_all_nodes_are_lost(tmp_path: Path, nodes: tuple[str, ...]) -> None:
         for t in range(6):
             assert state(store, t) == expected(t)
         publish(store, 6)
+
+
+def test_daemons_begin_with_a_directory_that_is_restored_lazily(tmp_path: Path) -> None:
+    """n2 has nothing: what n1 sends it comes out of the bucket."""
+    url = f"file://{tmp_path}/bucket"
+    with nosync.open(tmp_path / "lost", remote=url) as store:
+        for t in range(4):
+            publish(store, t)
+        store.sync_remote()
+    nodes = ("n1", "n2")
+    with running(tmp_path / "nodes", nodes, replicas=2) as daemons:
+        for node in nodes:
+            daemons.kill(node)
+            daemons.wipe(node)
+        restore(open_bucket(url), daemons.data("n1"), lazy=True)
+        for node in nodes:
+            daemons.start(node)
+        with daemons.open("n1") as store:
+            eventually("both nodes have all", lambda: store.safe_point() == 3, 60)
+            publish(store, 4)
+            eventually("it goes on", lambda: store.safe_point() == 4, 60)
+        eventually("all was fetched", lambda: missing_of(daemons.data("n1"), Env()) is None, 60)
+        with nosync.open(daemons.data("n2"), read_only=True) as store:
+            assert [state(store, t) for t in range(5)] == [expected(t) for t in range(5)]
 
 
 def test_a_node_goes_on_after_a_restart(tmp_path: Path) -> None:

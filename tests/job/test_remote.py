@@ -11,6 +11,7 @@ import pytest
 import nosync
 from nosync.lsm.node.node import Node
 from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.hydration import Hydration
 from nosync.replication.remote.level import RemoteLevel
 from nosync.replication.remote.restore import restore
 from nosync.testing.daemon_cluster import eventually
@@ -65,6 +66,31 @@ def test_a_job_goes_on_with_a_restored_store(
             assert outcome(job, EPOCHS) == expected
             store.sync_remote()
             assert store.status().remotes[0].safe_point == EPOCHS - 1
+
+
+def test_a_job_goes_on_while_its_layers_are_still_in_the_object_store(
+    spark: SparkSession, tmp_path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing fetches the rest: what an epoch reads comes when tasks read it."""
+    monkeypatch.setattr(Hydration, "start", lambda self: None)
+    url = f"file://{tmp_path}/bucket"  # tasks have the environment that Spark began with, so no credentials of a test's
+    with nosync.open(tmp_path / "state", remote=url) as store:
+        job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+        for t in range(4):
+            job.advance(t, rows(spark, t))
+        store.sync_remote()
+    shutil.rmtree(tmp_path / "state")
+    report = restore(open_bucket(url), tmp_path / "state", lazy=True)
+    assert report.lazy_layers > 0
+    with nosync.open(tmp_path / "state", remote=url) as store:
+        job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+        recovered = job.recover()
+        assert (recovered.lost, recovered.recomputed) == (0, 0)
+        job.advance(4, rows(spark, 4))
+        assert 0 < store.status().lazy_layers < report.lazy_layers
+        assert outcome(job, EPOCHS) == expected
+        store.sync_remote()
+        assert store.status().remotes[0].safe_point == EPOCHS - 1
 
 
 def test_inputs_wait_for_the_object_store(spark: SparkSession, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_newer_store_format(tmp_path: Path) -> None:
     marker = tmp_path / "s" / "NOSYNC"
     fields = json.loads(marker.read_text())
     del fields["blake3"]
-    marker.write_text(json.dumps(fields | {"nosync_store": 2}))
+    marker.write_text(json.dumps(fields | {"nosync_store": 3}))
     with pytest.raises(nosync.FormatVersionError, match="upgrade nosync"):
         nosync.open(tmp_path / "s")
     marker.write_text("{")
