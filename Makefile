@@ -80,8 +80,9 @@ format: setup  ## Rewrite the sources as `check` wants them.
 crash: setup  ## The kill -9 loop, CYCLES=200 times (ten minutes).
 	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s tests/crash/test_kill.py
 
-kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment.
-	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/job/test_streams.py -k killing
+kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment, and who writes into tables, as often (ten minutes).
+	NOSYNC_SINK_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_table_sinks.py -k whenever
+	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
@@ -103,7 +104,7 @@ parity: setup  ## Structured Streaming queries and the flows that they become, R
 views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, VIEWS=2 times with rows of chance, and QUERIES=10 times 12 of chance (an hour).
 	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
-properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
+properties: setup  ## Twenty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.

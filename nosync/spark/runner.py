@@ -25,6 +25,7 @@ from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_run import run_epochs
 from nosync.spark.file_shuffle import Exchanges
 from nosync.spark.host_watch import HostWatch
+from nosync.spark.jvm_names import remember_names
 
 log = logging.getLogger("nosync")
 
@@ -36,6 +37,7 @@ class Runner:
         self, spark: SparkSession, node: StoreBackend, location: StoreLocation, settings: Mapping[str, str]
     ) -> None:
         """`settings`: those of the session, while epochs run."""
+        remember_names(spark)
         self._spark, self._node, self._location, self._settings = spark, node, location, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None

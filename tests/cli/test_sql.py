@@ -61,6 +61,7 @@ def test_a_mistake_is_one_line(path: Path, words: list[str], said: str) -> None:
     assert len(err.splitlines()) <= 5
 
 
+@pytest.mark.long
 def test_commands_that_take_a_flow_start_spark_where_it_has_views(tmp_path: Path) -> None:
     with nosync.open(tmp_path / "store", settings=nosync.StoreSettings(background=False)) as store:
         store.append("totals", t=0, rows=pa.table({"item": ["tea"], "total": [3.0]}), key=["item"])

@@ -39,7 +39,9 @@ def holders(daemons: Daemons, path: str) -> list[str]:
     return [node for node in NODES if (daemons.data(node) / "checkpoints" / path).exists()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "v2" else pytest.param(kind, marks=pytest.mark.long("make cluster")) for kind in KINDS]
+)
 def test_a_host_is_lost_and_the_query_goes_on_from_another(daemons: Daemons, tmp_path: Path, kind: str) -> None:
     query = FakeQuery(tmp_path / "ck" / "words", kind)
     with nosync.checkpoints.watch(query.root, daemons.data("n1")) as watch:
@@ -196,7 +198,7 @@ def test_only_the_owner_asks_for_a_checkpoint_and_only_by_its_name(daemons: Daem
     client.close()
 
 
-@pytest.mark.parametrize("mode", ["strict", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("strict", marks=pytest.mark.long("make cluster"))])
 def test_a_query_behind_the_door_goes_on_beside_another_daemon(daemons: Daemons, tmp_path: Path, mode: str) -> None:
     """Nothing is restored by hand: the door beside the other daemon has what the first one's had."""
     door = serve(daemons.data("n1"), mode=mode)  # type: ignore[arg-type]

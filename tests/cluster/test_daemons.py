@@ -282,10 +282,13 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
     with running(tmp_path / "others", ("n9",), replicas=1) as others:
         with pytest.raises(nosync.ReplicationError, match="give another cache="):
             nosync.connect(f"127.0.0.1:{others.ports['n9']}", cache=cache)
-        with pytest.raises(nosync.InvalidInputError, match="belong together"):
-            nosync.connect("127.0.0.1:1", tls="certs")
-        with pytest.raises(nosync.ReplicationError, match="not HOST:PORT"):
-            nosync.connect("somewhere")
+
+
+def test_addresses_that_are_none_are_refused() -> None:
+    with pytest.raises(nosync.InvalidInputError, match="belong together"):
+        nosync.connect("127.0.0.1:1", tls="certs")
+    with pytest.raises(nosync.ReplicationError, match="not HOST:PORT"):
+        nosync.connect("somewhere")
 
 
 def _is_fenced(store: nosync.Store, instance: Instance) -> bool:

@@ -71,7 +71,7 @@ class Doors:
 IS_LONG = bool(os.environ.get("NOSYNC_LONG"))
 
 
-@pytest.fixture(params=["async", "strict"])
+@pytest.fixture(params=["strict", pytest.param("async", marks=pytest.mark.long("make cluster"))])
 def doors(request: pytest.FixtureRequest, daemons: Daemons) -> Iterator[Doors]:
     found = Doors(daemons, request.param)
     found.open(*NODES)

@@ -23,7 +23,7 @@ from nosync.replication.transport.sockets import SOCKET_FILE, SocketPath
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.helpers.daemons import expected, publish, state
 
-INPUTS = int(os.environ.get("NOSYNC_FUZZ", "4000"))
+INPUTS = int(os.environ.get("NOSYNC_FUZZ", "2000"))
 MOST_MEMORY_BYTES = 256 << 20
 """By which the daemon may grow, whatever the number of inputs."""
 PATIENCE_S = 5.0

@@ -8,7 +8,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -153,6 +153,38 @@ def _hello(daemons: Daemons, **changed: object) -> pb.Frame:
     return pb.Frame(hello=pb.Hello(**fields))  # type: ignore[arg-type]
 
 
+def _attacks(daemons: Daemons, name: str, chunks: Sequence[pb.Chunk], numbers: Iterable[int]) -> list[list[pb.Frame]]:
+    """`chunks`: whole layers of another store, under `name`. `numbers`: of beats."""
+    held = pb.Held(name=LAYER, digest=DIGEST, size_bytes=3)
+    return [
+        [_hello(daemons, node="evil")],
+        [_hello(daemons, version=9)],
+        [_hello(daemons, store_id="other")],
+        [pb.Frame()],
+        [pb.Frame(want=pb.Want(files=[pb.Held(name="../../../etc/passwd", digest=DIGEST)]))],
+        # As n2, for it runs as the same user: it claims files, then sends other bytes for them.
+        [
+            _hello(daemons),
+            *_claim(held),
+            pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc")),
+        ],
+        [_hello(daemons), pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc"))],
+        *(
+            [
+                _hello(daemons),
+                *_claim(pb.Held(name=name, digest=chunk.digest, size_bytes=len(chunk.data))),
+                _WHEN_ASKED,
+                pb.Frame(chunk=chunk),
+            ]
+            for chunk in chunks
+        ),
+        [
+            _hello(daemons),
+            *[pb.Frame(beat=pb.Beat(seq=int(i), root="x")) for i in numbers],
+        ],
+    ]
+
+
 def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
@@ -160,7 +192,6 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
         eventually("safe", lambda: daemons.safe_point("n1") == 0)
         daemons.kill("n2")
         before = {path: path.read_bytes() for path in daemons.data("n1").rglob("*.layer")}
-        held = pb.Held(name=LAYER, digest=DIGEST, size_bytes=3)
         # Whole layers of another store: one under a digest that it does not have, one with a bit flipped.
         with nosync.open(tmp_path / "theirs", settings=nosync.StoreSettings(background=False)) as theirs:
             theirs.append("evil", t=0, rows=rows(0), key=["k"])
@@ -171,33 +202,7 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
         flipped = bytearray(whole)
         flipped[len(whole) // 4] ^= 1
         torn = pb.Chunk(name=name, digest=layer.digest, size_bytes=len(whole), data=bytes(flipped))
-        attacks = [
-            [_hello(daemons, node="evil")],
-            [_hello(daemons, version=9)],
-            [_hello(daemons, store_id="other")],
-            [pb.Frame()],
-            [pb.Frame(want=pb.Want(files=[pb.Held(name="../../../etc/passwd", digest=DIGEST)]))],
-            # As n2, for it runs as the same user: it claims files, then sends other bytes for them.
-            [
-                _hello(daemons),
-                *_claim(held),
-                pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc")),
-            ],
-            [_hello(daemons), pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc"))],
-            *(
-                [
-                    _hello(daemons),
-                    *_claim(pb.Held(name=name, digest=chunk.digest, size_bytes=len(whole))),
-                    _WHEN_ASKED,
-                    pb.Frame(chunk=chunk),
-                ]
-                for chunk in (other, torn)
-            ),
-            [
-                _hello(daemons),
-                *[pb.Frame(beat=pb.Beat(seq=int(i), root="x")) for i in random.integers(0, 1 << 40, 200)],
-            ],
-        ]
+        attacks = _attacks(daemons, name, (other, torn), random.integers(0, 1 << 40, 200))
         way = daemons.way_of_peers("n1")
         with contextlib.closing(way), channel_to("", None, socket=way) as channel:
             for attack in attacks:

@@ -19,7 +19,7 @@ from nosync.testing.daemon_cluster import eventually
 from tests.helpers.oracles import state_of
 from tests.helpers.progress import shown
 
-CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
+CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "4"))
 SHARDS = 3
 ROWS = 400
 COMPACT_EVERY = 4

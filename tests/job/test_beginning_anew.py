@@ -250,6 +250,7 @@ def with_state_after_big(condition: str) -> nosync.Dataflow:
     return flow
 
 
+@pytest.mark.long
 def test_updates_and_windows_begin_anew_from_all_rows_that_are_there(
     spark: SparkSession, open_store: OpenStore
 ) -> None:

@@ -258,6 +258,7 @@ def test_rows_that_are_taken_back_and_never_came(spark: SparkSession, open_store
         job.advance(0, {"rows": spark.createDataFrame([("a", "x")], "k string, how string")})
 
 
+@pytest.mark.long
 def test_a_promoted_branch_of_a_branch(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     """Sinks get all epochs that are others than before; also where the job dies in the middle of it."""
     out = nosync.ParquetSink(tmp_path / "out")

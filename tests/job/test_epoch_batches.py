@@ -76,6 +76,7 @@ def test_recovered_together(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+@pytest.mark.long
 def test_what_is_given_again_runs_by_itself(
     job: nosync.Job, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
     assert what_if.read("by_kind").count() == 3
 
 
+@pytest.mark.long
 def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is lost needs the segment before it, not those before that one."""
     from nosync.spark.epoch_frames import EpochFrames

@@ -206,6 +206,7 @@ def lower():
 """
 
 
+@pytest.mark.long
 def test_commands_on_a_branch_whose_stages_begin_anew(spark: SparkSession, tmp_path: Path, here: Command) -> None:
     (tmp_path / "bars.py").write_text(FLOW_OF_BARS)
     import bars  # type: ignore[import-not-found]

@@ -83,6 +83,7 @@ def layers_of(store: nosync.Store) -> dict[Any, str]:
     return {(x.stage, x.shard, x.lower, x.upper): x.digest for x in store.layers()}
 
 
+@pytest.mark.long
 def test_a_loop_through_deletions_a_crash_and_losses(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:

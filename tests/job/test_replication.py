@@ -97,6 +97,7 @@ def _seconds_of(job: nosync.Job, t: int, inputs: Any) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.long("make cluster")
 def test_what_the_peer_did_not_have_yet_is_computed_again(
     spark: SparkSession, tmp_path: Path, expected: list[Any]
 ) -> None:

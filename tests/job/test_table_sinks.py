@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.helpers.tables import KINDS, TABLES, Output, Rows, postgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EPOCHS, KILLS = 8, 50
+EPOCHS, KILLS = 8, int(os.environ.get("NOSYNC_SINK_KILLS", "20"))
 SLOW_KILLS = 8
 """Where each call is one of a server in Python."""
 MOST_POINTS = {"delta": 20, "delta-s3": 20, "iceberg": 20, "parquet-s3": 14}
@@ -191,7 +192,7 @@ def test_each_epoch_is_there_once_whenever_the_job_dies(
     assert last is not None
     run(store, output.sink(), last + 2)
     assert output.rows(*COLUMNS) == expected(store, last + 1)
-    assert last > (5 if output.kind != "delta-s3" else 0)
+    assert last > (2 if output.kind != "delta-s3" else 0)
 
 
 def test_another_driver_does_not_add_an_epoch_that_is_there(open_store: OpenStore, table: Output) -> None:

@@ -44,6 +44,7 @@ def test_orders_join(spark: SparkSession, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_reachability(spark: SparkSession, tmp_path: Path) -> None:
     assert reachability.run(spark, tmp_path) == [["a", "b", "c", "d"], ["a", "b", "c", "d", "x", "y"], ["a"]]
 

@@ -21,7 +21,7 @@ import nosync
 from nosync.flow.binder import bind
 from nosync.flow.bound_stage import BoundStage
 from nosync.job.branch_checks import stages_to_bootstrap
-from nosync.job.explain import explain
+from nosync.job.explain import Explanation, explain
 from tests.helpers import pipelines
 from tests.helpers.depth import examples
 from tests.helpers.oracles import weights
@@ -180,13 +180,17 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
         assert all(store.directory.recorded(e.id).digest == e.digest for e in first)
         asked = branch.flow.stages[f"s{len(other) - 1}"]
         found = explain(branch.flow, store, asked.name, {"k": k}, last, evaluate=no_jvm, branch="b")
-        named = found.inputs.get("rows", pa.table({"_epoch": pa.array([], pa.int64())})).to_pylist()
-        rerun = StoreRunner(build(other), again, 1)
-        for e in range(len(rows)):
-            rerun.advance(e, table([(r["k"], r["g"], r["v"]) for r in named if r["_epoch"] == e]))
-        mine = [row for row in again.read(asked.name, last).to_pylist() if row["k"] == k]
-        if asked.keyed or not asked.changing:
-            assert sorted(map(repr, mine)) == sorted(map(repr, found.value.to_pylist()))
+        _check_explained(found, StoreRunner(build(other), again, 1), asked, k, len(rows))
+
+
+def _check_explained(found: Explanation, rerun: StoreRunner, asked: BoundStage, k: int, epochs: int) -> None:
+    """The rows that an explanation names make the value again."""
+    named = found.inputs.get("rows", pa.table({"_epoch": pa.array([], pa.int64())})).to_pylist()
+    for e in range(epochs):
+        rerun.advance(e, table([(r["k"], r["g"], r["v"]) for r in named if r["_epoch"] == e]))
+    mine = [row for row in rerun.store.read(asked.name, epochs - 1).to_pylist() if row["k"] == k]
+    if asked.keyed or not asked.changing:
+        assert sorted(map(repr, mine)) == sorted(map(repr, found.value.to_pylist()))
 
 
 def _newest(changes: pa.Table, state: pa.Table) -> pa.Table:

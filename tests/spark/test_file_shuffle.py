@@ -241,6 +241,7 @@ def test_files_are_for_tasks_of_one_machine(master: str, is_local: bool) -> None
     assert not exchanges.is_next_by_files(Session)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_setting_of_the_session_keeps_the_shuffle(
     spark: SparkSession, open_store: OpenStore, exchanges: list[int]
 ) -> None:

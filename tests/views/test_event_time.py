@@ -96,7 +96,7 @@ def by_view(spark: SparkSession, store: nosync.Store, case: Case, batches: list[
 
 def _cases() -> Iterator[Any]:
     for case in [*(c for c in CASES if c.name in BY_VIEWS), *MORE]:
-        marks = [] if case.name in (*SHORT, "filtered-update", "near-append") else [pytest.mark.long("make views")]
+        marks = [] if case.name in SHORT else [pytest.mark.long("make views")]
         yield pytest.param(case, id=case.name, marks=marks)
 
 
@@ -227,6 +227,7 @@ def test_a_window_of_windows_closes_with_the_next_of_them(spark: SparkSession, o
     assert given[-1] == [1]
 
 
+@pytest.mark.long("make views")
 def test_sql_says_a_watermark_too(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     query = (

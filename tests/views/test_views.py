@@ -96,6 +96,7 @@ def test_a_view_that_is_wrong_is_found_out(
     assert check.missing.num_rows
 
 
+@pytest.mark.long("make views")
 def test_a_changed_query_is_what_it_gives_of_all_rows(spark: SparkSession, open_store: OpenStore) -> None:
     store = open_store(retain=100)
     job = job_of(spark, store, declared(spark))

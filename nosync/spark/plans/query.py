@@ -20,6 +20,7 @@ from nosync.lsm.errors import FlowError, NosyncError, UnknownStageError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
+from nosync.spark.jvm_names import remember_names
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
 
@@ -58,6 +59,7 @@ class Planner:
 
     def __init__(self, spark: SparkSession) -> None:
         # A clone, so that the user's temporary views keep their meaning, and none of ours is left behind.
+        remember_names(spark)
         self.spark = spark
         self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._types: dict[str, Mapping[str, str]] = {}
