@@ -80,7 +80,7 @@ format: setup  ## Rewrite the sources as `check` wants them.
 crash: setup  ## The kill -9 loop, CYCLES=200 times (ten minutes).
 	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s tests/crash/test_kill.py
 
-kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment, and who writes into tables, as often (ten minutes).
+kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment, and as often a job that writes into tables.
 	NOSYNC_SINK_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_table_sinks.py -k whenever
 	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 

@@ -279,9 +279,11 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
         daemons.stop("n1")
         with pytest.raises(nosync.ReplicationError, match="does not answer"):
             nosync.connect(address)
-    with running(tmp_path / "others", ("n9",), replicas=1) as others:
-        with pytest.raises(nosync.ReplicationError, match="give another cache="):
-            nosync.connect(f"127.0.0.1:{others.ports['n9']}", cache=cache)
+    with (
+        running(tmp_path / "others", ("n9",), replicas=1) as others,
+        pytest.raises(nosync.ReplicationError, match="give another cache="),
+    ):
+        nosync.connect(f"127.0.0.1:{others.ports['n9']}", cache=cache)
 
 
 def test_addresses_that_are_none_are_refused() -> None:
