@@ -75,7 +75,7 @@ def open(
                 root, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env,
                 hasher=hasher, copies=copies,
             )  # fmt: skip
-            return opened if read_only else _with_copies(_hydrated(opened), places)
+            return opened if read_only else _with_copies(opened, places)
         except StoreLockedError as locked:
             if alone:
                 raise StoreLockedError(f"{locked}. Where that is its daemon, leave out alone=True") from None
@@ -100,23 +100,17 @@ def remote_settings(remote: str | RemoteSettings | Sequence[str | RemoteSettings
     return found
 
 
-def _hydrated(store: Store) -> Store:
-    """Begins to fetch what a store that was restored lazily still lacks."""
-    node = store.node
-    if isinstance(node, Node) and node.directory.env.sees_stubs:
-        from nosync.replication.remote.hydration import Hydration  # noqa: PLC0415 - mostly there is nothing to fetch
-
-        Hydration(node).start()
-    return store
-
-
 def _with_copies(store: Store, places: Sequence[RemoteSettings]) -> Store:
-    """Begins to make copies of a store that was opened."""
+    """Begins to make copies of a store that was opened, and to fetch what it lacks where it was restored lazily."""
     node = store.node
     if not isinstance(node, Node):
         return store
     forget_remote_status(store.directory.root, store.directory.env)
     try:
+        if node.directory.env.sees_stubs:
+            from nosync.replication.remote.hydration import Hydration  # noqa: PLC0415 - mostly there is nothing to fetch
+
+            Hydration(node).start()
         for place in places:
             from nosync.replication.remote.level import RemoteLevel  # noqa: PLC0415 - needs the extra `remote`
 

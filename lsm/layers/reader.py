@@ -28,7 +28,7 @@ from nosync.lsm.layers.format import HEAD_BYTES, LayerInfo, Opened, decode, open
 from nosync.lsm.layers.hash_index import HashIndex
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.platform.env import Env, Identity, is_foreign, storage_error
+from nosync.lsm.platform.env import Env, Have, Identity, is_foreign, storage_error
 
 ROWS_OF_A_LOOKUP = 4
 """An index is made when one lookup is for a hash in so many rows: making it takes less than it saves."""
@@ -107,10 +107,10 @@ class LayerReader:
         identity: Identity,
         *,
         is_validated: bool = False,
-        env: Env | None = None,
+        have: Have | None = None,
     ) -> None:
-        """`env`: gets blocks that are not there before they are read (default: all are)."""
-        self._opened, self.is_validated, self._env = opened, is_validated, env
+        """`have`: gets blocks that are not there before they are read (None: all are)."""
+        self._opened, self.is_validated, self._have_range = opened, is_validated, have
         self.path = path
         self.identity = identity
         self.size_bytes = size_bytes
@@ -130,14 +130,14 @@ class LayerReader:
         """
         try:
             identity = env.identity(path)  # before: a file that takes its place meanwhile is then another one
-            buffer = env.map_in_parts(path)
+            buffer, have = env.map_in_parts(path)
         except FileNotFoundError:
             raise
         except OSError as error:
             if is_foreign(error):
                 raise CorruptionError(f"{path}: {error.strerror}; nosync did not write it") from error
             raise storage_error("map", path, error) from error
-        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated, env=env)
+        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated, have=have)
         if expected is not None and reader.info.id != expected:
             raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
         return reader
@@ -194,10 +194,10 @@ class LayerReader:
         return block
 
     def _have(self, index: int) -> None:
-        if self._env is not None:
+        if self._have_range is not None:
             blocks = self.info.blocks
             begin = blocks[index - 1].end if index else 0
-            self._env.have(self.path, HEAD_BYTES + begin, HEAD_BYTES + blocks[index].end)
+            self._have_range(HEAD_BYTES + begin, HEAD_BYTES + blocks[index].end)
 
     def _batch(self, index: int) -> pa.RecordBatch:
         if self.is_validated:

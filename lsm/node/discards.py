@@ -102,6 +102,7 @@ class Discards:
                 self._quarantine.put_file(self._directory.root / path, ".".join(path.parts[:-1]), error)
             for id in sorted(layers):
                 self._quarantine.put_layer_file(id, NosyncError(f"{id}: another node's contents count"))
+                self._env.forget_stub(self._directory.path_of(id))
                 self._quarantine.lose(id, "another node's contents count")
             gone = self._small.forget_gone()
             self._timelines.reload()

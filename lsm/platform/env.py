@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -191,6 +191,9 @@ class Identity(NamedTuple):
     size_bytes: int
 
 
+Have = Callable[[int, int], None]
+
+
 class Stub(NamedTuple):
     """What is known of a layer file whose bytes are still in an object store (`nosync restore --lazy`)."""
 
@@ -241,19 +244,21 @@ class Env:
             with pa.memory_map(f"/proc/self/fd/{fd}") as file:
                 return file.read_buffer()
 
-    def map_in_parts(self, path: Path) -> pa.Buffer:
-        """Returns what `map` does, for who says of each range that it needs it (`have`) before it is read."""
-        return self.map(path)
+    def map_in_parts(self, path: Path) -> tuple[pa.Buffer, Have | None]:
+        """Returns what `map` does, for who calls the other one with each range `[begin, end)` before it is read there.
+        None: all of it is here.
+        """
+        return self.map(path), None
 
     def stub(self, path: Path) -> Stub | None:
         """Returns what is known of a file that is not here, but for a stub."""
         return None
 
+    def forget_stub(self, path: Path) -> None:
+        """Removes the stub of a file, which is not to come again."""
+
     def fetch_whole(self, path: Path) -> None:
         """Makes sure that a file is here, where it is one of which only a stub is."""
-
-    def have(self, path: Path, begin: int, end: int) -> None:
-        """Makes sure that the bytes `[begin, end)` of a mapped file are there. Of a file of this host all are."""
 
     def read(self, path: Path) -> bytes:
         """Reads a whole file. Raises TooLargeError for one of more than MOST_SMALL_BYTES."""

@@ -189,7 +189,7 @@ def read_marker(root: Path, env: Env) -> Marker:
         )
     if digest not in (None, _digest_of(fields)):
         raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); {_repair_hint(root)}")
-    if version == STUBS_FORMAT and not env.sees_stubs and (root / STUBS_FROM).exists():
+    if not env.sees_stubs and (root / STUBS_FROM).exists():
         url = read_small(root / STUBS_FROM, env)["url"]
         raise StorageError(
             f"{root} was restored with --lazy, and some of its layers are still at {url}: `nosync restore {url} {root}` fetches "

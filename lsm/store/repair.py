@@ -31,7 +31,7 @@ from nosync.lsm.model.layer import parse_path
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_small, sync_published
-from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, MARKER, PLACE_FILE, QUARANTINE
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, MARKER, PLACE_FILE, QUARANTINE, STUBS_FROM
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.store_marker import Marker, looks_like_store, make_subdirectories, read_marker, write_marker
@@ -238,7 +238,7 @@ class Repair:
                 self._env.sync_dir((root / path).parent)
             self._env.sync_dir(root / QUARANTINE)
             if self._marker is not None:
-                write_marker(root, self._marker, self._env)
+                write_marker(root, self._marker, self._env, has_stubs=(root / STUBS_FROM).exists())
         for n, entry in self._entries.items():
             final = root / BRANCHES / f"{n}.json"
             publish_small(root, final, entry, self._env)

@@ -13,6 +13,7 @@ from nosync.cli.app import cli
 from nosync.cli.console import JSON, GivenPath, err, out, print_json, progress, size_text, table_of
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import MARKER
 from nosync.lsm.platform.paths import local_path
 from nosync.replication.remote.stubs import missing_of
 
@@ -97,7 +98,14 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
     from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415 - needs the extra `remote`
     from nosync.replication.remote.restore import restore as restore_store  # noqa: PLC0415
 
-    if not lazy and as_of is None and branch is None and (missing := missing_of(local_path(target), Env())):
+    is_store = (local_path(target) / MARKER).exists()
+    if (
+        is_store
+        and not lazy
+        and as_of is None
+        and branch is None
+        and (missing := missing_of(local_path(target), Env()))
+    ):
         _fetch_rest(url, target, missing.url, as_json=as_json)
         return
     with progress("restoring", quiet=as_json) as advance:

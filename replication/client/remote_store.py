@@ -43,6 +43,7 @@ from nosync.lsm.store.timelines_view import EndChecks
 from nosync.lsm.store.verify import VerifyReport
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.remote.stubs import env_of
 from nosync.replication.transport.client import DaemonClient, Listed, client_of
 from nosync.replication.transport.codec import is_name
 from nosync.replication.transport.daemon_files import address_of
@@ -235,7 +236,7 @@ def is_here(about: pb.StatusReply) -> bool:
     """Returns whether the directory of the daemon that says this of itself is on this host."""
     data = Path(about.data)
     try:
-        found = read_marker(data, Env()).store_id
+        found = read_marker(data, env_of(data)).store_id
     except NosyncError:
         return False
     return found == about.store_id and (address_of(data) or {}).get("node") == about.node

@@ -53,6 +53,7 @@ def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.
         if name.partition("/")[0] not in _READABLE:
             raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
         try:
+            directory.env.fetch_whole(path)
             held, file = _held(directory, name, path), path.open("rb")
         except FileNotFoundError:
             yield from encoder.frames(NotFound(name))

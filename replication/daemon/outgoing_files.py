@@ -44,8 +44,10 @@ class OutgoingFiles:
             session.suspects.add(held.name)
             self._suspect(held)  # it was of no use there; or it is lost again, or was not wanted before
         session.sent.append(held.name)
+        if self._node.directory.env.stub(self._root / held.name) is not None:
+            yield from encoder.frames(NotFound(held.name))  # it is said again when it came out of the bucket
+            return
         try:
-            self._node.directory.env.fetch_whole(self._root / held.name)
             with open(self._root / held.name, "rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes != held.size_bytes:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from nosync.lsm.errors import CorruptionError, StorageError
-from nosync.lsm.platform.env import Env, Identity, storage_errors
+from nosync.lsm.platform.env import Env, Have, Identity, storage_errors
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
 from nosync.lsm.platform.publish import give_name, temporary_path
 from nosync.replication.protocol.file_names import FileName, FileVersion
@@ -107,20 +107,14 @@ class BucketEnv(Env):
         self._fetch([path])
         return super().map(path)
 
-    def map_in_parts(self, path: Path) -> pa.Buffer:
+    def map_in_parts(self, path: Path) -> tuple[pa.Buffer, Have | None]:
         """See Env."""
         with self._lock:
             placed = self._placed(path)
             if placed is not None and placed.place.part_bytes and placed.version.name.layer is not None:
-                return self._partial_of(path, placed).buffer()
-        return self.map(path)
-
-    def have(self, path: Path, begin: int, end: int) -> None:
-        """See Env."""
-        with self._lock:
-            partial = self._partial.get(path)
-            if partial is not None:
-                partial.have(begin, end)
+                partial = self._partial_of(path, placed)
+                return partial.buffer(), partial.have
+        return self.map(path), None
 
     def identity(self, path: Path) -> Identity:
         """See Env."""

@@ -17,27 +17,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from nosync.lsm.errors import CorruptionError, NosyncError, described
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import Record
 from nosync.lsm.node.node import Node
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.store_marker import read_marker, replace_marker
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, Piece, pieces_of
+from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.keeping import Keeper
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.renewal import renew_stubs
 from nosync.replication.remote.stub_env import StubEnv
-from nosync.replication.remote.stubs import read_stub, remove_stubs, stub_names, stub_path
+from nosync.replication.remote.stubs import forget_from, read_stub, remove_directories, stub_names, stub_path
 
 log = logging.getLogger("nosync.remote")
 
 _THREADS = 4
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _NICENESS = 10
+_PATIENCE_S = 10.0
 _PROBLEM = "lazy restore"
 
 
@@ -63,18 +67,37 @@ class Stubs:
         """Returns what is still to be fetched, the newest first. Stubs whose files came are removed."""
         found = []
         for name in list(stub_names(self._root)):
-            if self._env.exists(self._root / name):
-                self._settle(name)
-            elif (placed := self._read(name)) is not None:
+            placed = self._read(name)
+            if placed is not None and not self._came_whole(placed):
                 found.append(placed)
         return sorted(found, key=lambda placed: -placed.version.name.order)
 
     def _read(self, name: FileName) -> Placed | None:
         try:
             return read_stub(self._root, name, self._env)
-        except NosyncError:
-            renew_stubs(self._root, self._bucket, self._env, damaged=[name])
+        except CorruptionError:
+            renew_stubs(self._root, self._bucket, self._env)
             return read_stub(self._root, name, self._env)
+
+    def _came_whole(self, placed: Placed) -> bool:
+        """Settles a file that is beside its stub. Nobody synced it, so a power cut may have torn it: then it goes."""
+        name, path = placed.version.name, self._root / placed.version.name
+        try:
+            if digest_of(name, self._env.map(path), str(path)) == placed.version.digest:
+                self._settle(name)
+                return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        except CorruptionError as error:
+            log.warning("fetched again: %s", error)
+        self._remove(path)
+        return False
+
+    def _remove(self, path: Path) -> None:
+        with storage_errors("remove", path):
+            self._env.unlink(path)
 
     def fetch_all(self, progress: Callable[[int, int], None] = lambda done, of: None) -> bool:
         """Fetches what is left. False: it was stopped. Raises RemoteError, CorruptionError, StorageError."""
@@ -94,6 +117,8 @@ class Stubs:
             if errors:
                 log.info("looked for anew: %s", errors[0])
                 renew_stubs(self._root, self._bucket, self._env)
+                if set(self.left()) >= set(left):  # nothing came, and nothing was found elsewhere
+                    raise errors[0]
         return True
 
     def _fetched(self, left: list[Placed]) -> Iterator[tuple[Piece, NosyncError | None]]:
@@ -118,10 +143,26 @@ class Stubs:
 
     def _fetch(self, piece: Piece) -> None:
         self._check_running()
-        keeper = Keeper(self._root, self._bucket.url, self._env)
-        self.fetcher.fetch(piece, keeper.keep, lambda placed, parts: keeper.keep_large(placed, self._running(parts)))
-        for placed in piece.files:
-            self._settle(placed.version.name)
+        files = tuple(placed for placed in piece.files if self._has_stub(placed.version.name))  # others need it no more
+        if not files:
+            return
+        made: set[Path] = set()
+        keeper = Keeper(self._root, self._bucket.url, self._env, made.add)
+
+        def keep(placed: Placed, data: pa.Buffer) -> None:
+            self._check_running()
+            keeper.keep(placed, data)
+
+        self.fetcher.fetch(Piece(files), keep, lambda placed, parts: keeper.keep_large(placed, self._running(parts)))
+        for placed in files:
+            name = placed.version.name
+            if self._has_stub(name):
+                self._settle(name)
+            elif self._root / name in made:  # it was dropped while it was fetched, and must not come back
+                self._remove(self._root / name)
+
+    def _has_stub(self, name: FileName) -> bool:
+        return self._env.exists(stub_path(self._root, name))
 
     def _running(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         for part in parts:
@@ -135,19 +176,27 @@ class Stubs:
     def _settle(self, name: FileName) -> None:
         """Makes a file durable that came, and removes its stub."""
         path, stub = self._root / name, stub_path(self._root, name)
-        with storage_errors("sync", path), contextlib.suppress(FileNotFoundError):  # it is not needed any more
+        try:
             self._env.sync_file(path)
             self._env.sync_dir(path.parent)
-            self._came(name)
+        except FileNotFoundError:  # set aside meanwhile: the stub stands for it again
+            return
+        except OSError as error:
+            self._remove(path)  # after a failed fsync this inode is never trusted again
+            raise storage_error("sync", path, error) from error
+        self._came(name)
         with storage_errors("remove", stub):
             self._env.unlink(stub)
 
-    def finish(self) -> None:
-        """The directory is as any other from now on."""
+    def finish(self) -> bool:
+        """The directory is as any other from now on. False: there is a stub that came meanwhile."""
+        if not remove_directories(self._root, self._env):
+            return False
         marker = read_marker(self._root, StubEnv(self._root))
         replace_marker(self._root, marker, self._env)
-        remove_stubs(self._root, self._env)
+        forget_from(self._root, self._env)
         log.info("restored: all layers of %s are here", self._root)
+        return True
 
 
 def _out_of_the_way() -> None:
@@ -163,7 +212,7 @@ class Hydration:
         env = directory.env
         assert isinstance(env, StubEnv), "the directory is restored lazily"
         self._node, self._env = node, env
-        self._stubs = Stubs(directory.root, env.bucket, Env(), self._came)
+        self._stubs: Stubs | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nosync-restore", daemon=True)
 
@@ -173,10 +222,11 @@ class Hydration:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it, and waits for that."""
+        """Ends it, and waits for that, but not for a bucket that does not answer: nothing is written after this."""
         self._closing.set()
-        self._stubs.stop()
-        self._thread.join()
+        if self._stubs is not None:
+            self._stubs.stop()
+        self._thread.join(_PATIENCE_S)
 
     def _came(self, name: FileName) -> None:
         id = name.layer
@@ -188,15 +238,23 @@ class Hydration:
         pause_s = _FIRST_RETRY_S
         while not self._closing.is_set():
             try:
-                if self._stubs.fetch_all():
-                    self._stubs.finish()
-                    self._node.problems.pop(_PROBLEM, None)
+                self._step()
                 return
             except Exception as error:  # noqa: BLE001 - it is logged; without this thread nothing more would be fetched
                 self._node.problems[_PROBLEM] = described(error)
                 log.warning("fetched again in %.0f s: %s", pause_s, described(error))
                 self._closing.wait(pause_s)
                 pause_s = min(_LAST_RETRY_S, 2 * pause_s)
+
+    def _step(self) -> None:
+        """Fetches what is left. Asked again after an error, so without the patience of who is asked once."""
+        root = self._node.directory.root
+        self._stubs = stubs = Stubs(root, self._env.open_bucket(), Env(), self._came)
+        if self._closing.is_set():
+            return
+        while stubs.fetch_all() and not stubs.finish():
+            log.info("layers were found in other objects meanwhile")
+        self._node.problems.pop(_PROBLEM, None)
 
 
 @dataclass(frozen=True)
@@ -217,7 +275,8 @@ def fetch_rest(root: Path, bucket: Bucket, progress: Callable[[int, int], None])
         came: list[FileName] = []
         stubs = Stubs(root, bucket, Env(), came.append)
         stubs.fetch_all(progress)
-        stubs.finish()
+        while not stubs.finish():
+            stubs.fetch_all(progress)
         return FetchReport(len(came), stubs.fetcher.bytes, stubs.fetcher.requests)
     finally:
         lock.release()

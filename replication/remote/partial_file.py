@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from nosync.lsm.layers.format import HEAD_BYTES, opened_from
-from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.platform.env import opened_regular, storage_errors
+from nosync.replication.remote.bucket import MissingObjectError
 from nosync.replication.remote.fetch import Fetcher
 from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
@@ -25,8 +26,20 @@ _END_BYTES = 64 << 10
 class PartialFile:
     """A large layer, of which the parts are here that somebody needed. The file has no name any more: it goes with us."""
 
-    def __init__(self, placed: Placed, fetcher: Fetcher, path: Path) -> None:
-        self.placed, self._fetcher = placed, fetcher
+    _fd = -1
+
+    def __init__(
+        self,
+        placed: Placed,
+        fetcher: Fetcher,
+        path: Path,
+        whole: Path | None = None,
+        moved: Callable[[MissingObjectError], Placed | None] = lambda error: None,
+    ) -> None:
+        """`path`: a name for a moment. `whole`: where the whole file may come to be. `moved`: says where the bytes are
+        whose object is gone; None: nowhere.
+        """
+        self.placed, self._fetcher, self._whole, self._moved = placed, fetcher, whole, moved
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)
         os.ftruncate(self._fd, placed.version.size_bytes)
@@ -50,20 +63,57 @@ class PartialFile:
         return self._buffer
 
     def have(self, begin: int, end: int) -> None:
-        """Fetches what is missing of a range, by ranges of the parts that it lies in."""
+        """Fetches what is missing of a range: of the file where all of it came meanwhile, else by ranges of the parts that
+        it lies in.
+        """
         with self._lock:
-            self._fetch(begin, end)
+            for gap_begin, gap_end in list(self._missing(begin, end)):
+                if not self._copy(gap_begin, gap_end):
+                    self._fetch(gap_begin, gap_end)
+            self._here = _joined([*self._here, (begin, end)])
+
+    def _copy(self, begin: int, end: int) -> bool:
+        """Takes a range of the whole file. False: it is not here."""
+        if self._whole is None:
+            return False
+        try:
+            with opened_regular(self._whole, os.O_RDONLY) as (fd, found):
+                if found.st_size != self.placed.version.size_bytes:
+                    return False  # torn by a power cut
+                self._write(os.pread(fd, end - begin, begin), begin)
+        except OSError:
+            return False
+        return True
 
     def _fetch(self, begin: int, end: int) -> None:
-        for gap_begin, gap_end in self._missing(begin, end):
-            part_bytes = self.placed.place.part_bytes
-            for part in range(gap_begin // part_bytes, -(-gap_end // part_bytes)):
-                low, high = max(gap_begin, part * part_bytes), min(gap_end, (part + 1) * part_bytes)
-                name = part_name(self.placed.place.object, part)
-                data = self._fetcher.range(name, low - part * part_bytes, high - part * part_bytes)
-                with storage_errors("keep a part of", Path(name)):
-                    os.pwrite(self._fd, data, low)
-        self._here = _joined([*self._here, (begin, end)])
+        try:
+            self._fetch_parts(begin, end)
+        except MissingObjectError as error:
+            moved = self._moved(error)
+            if moved is None or moved.version != self.placed.version:
+                if self._copy(begin, end):
+                    return
+                raise
+            self.placed = moved
+            self._fetch_parts(begin, end)
+
+    def _fetch_parts(self, begin: int, end: int) -> None:
+        part_bytes = self.placed.place.part_bytes
+        if not part_bytes:  # it is in a pack by now
+            place = self.placed.place
+            self._write(self._fetcher.range(place.object, place.offset + begin, place.offset + end), begin)
+            return
+        for part in range(begin // part_bytes, -(-end // part_bytes)):
+            low, high = max(begin, part * part_bytes), min(end, (part + 1) * part_bytes)
+            name = part_name(self.placed.place.object, part)
+            self._write(self._fetcher.range(name, low - part * part_bytes, high - part * part_bytes), low)
+
+    def _write(self, data: bytes, at: int) -> None:
+        with storage_errors("keep a part of", Path(self.placed.version.name)):
+            rest = memoryview(data)
+            while rest:  # a disk that is nearly full takes a part, and refuses the next one
+                written = os.pwrite(self._fd, rest, at)
+                rest, at = rest[written:], at + written
 
     def _missing(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         for low, high in self._here:
@@ -75,7 +125,8 @@ class PartialFile:
         yield begin, end
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,45 +1,61 @@
 """Stubs whose objects are gone: a writer that goes on in the bucket merged what they held, and collected it.
 
-What it put instead stands for them. Where nothing does the stub goes, and the layer is lost as any other file would be.
+What it put instead stands for them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
+from nosync.lsm.errors import CorruptionError
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.stubs import read_stub, stub_names, stub_path, write_stub
 from nosync.replication.remote.view import RemoteView, read_view
 
 log = logging.getLogger("nosync.remote")
 
 
-def renew_stubs(root: Path, bucket: Bucket, env: Env, damaged: Iterable[FileName] = ()) -> None:
-    """Brings the stubs of a directory in line with what a bucket holds now. `damaged`: those that cannot be read.
+def renew_stubs(root: Path, bucket: Bucket, env: Env) -> None:
+    """Brings the stubs of a directory in line with what a bucket holds now. Durable when this returns.
 
     Raises RemoteError where the bucket does not answer.
     """
-    view, unread = read_view(bucket), set(damaged)
+    view = read_view(bucket)
     for name in list(stub_names(root)):
         held = view.files.get(name)
         if held is None:
             _replace(root, name, view, env)
-        elif name in unread or read_stub(root, name, env) != held:
-            write_stub(root, held, env)
+            continue
+        try:
+            is_other = read_stub(root, name, env) not in (held, None)  # None: it went meanwhile
+        except CorruptionError as error:
+            log.warning("written anew: %s", error)
+            is_other = True
+        if is_other:
+            _write(root, held, env)
+
+
+def _write(root: Path, placed: Placed, env: Env) -> None:
+    path = write_stub(root, placed, env)
+    with storage_errors("sync", path):
+        env.sync_file(path)
+        env.sync_dir(path.parent)
 
 
 def _replace(root: Path, gone: FileName, view: RemoteView, env: Env) -> None:
-    """Puts stubs of what covers a layer in its place."""
+    """Puts stubs of what covers a layer in its place. Where nothing does it stays, and who needs it is told: an object
+    that is away, or a log that cannot be read to its end, is no reason to forget where bytes are.
+    """
     others = [name for name in view.files if _stands_for(name, gone)]
+    if not others or env.exists(root / gone):
+        return
     for name in others:
         if not env.exists(root / name):
-            write_stub(root, view.files[name], env)
-    if not others and not env.exists(root / gone):
-        log.warning("lost: %s is in no object any more; recover() recomputes it", gone)
+            _write(root, view.files[name], env)
     path = stub_path(root, gone)
     with storage_errors("remove", path):
         env.unlink(path)

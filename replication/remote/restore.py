@@ -39,6 +39,7 @@ from nosync.lsm.platform.layout import (
     REGISTERS,
     RELEASED,
     STUBS,
+    STUBS_FROM,
     TEMPORARY_DIRECTORY,
 )
 from nosync.lsm.platform.store_marker import make_subdirectories, write_marker
@@ -181,6 +182,8 @@ class _Restore:
         """Fetches manifests, registers and the log of branches anew: what an interrupted restore changed in them goes."""
         for directory in (MANIFESTS, BRANCHES, *REGISTERS, STUBS):
             _remove_tree(self._target / directory, self._env)
+        with storage_errors("remove", self._target / STUBS_FROM):
+            self._env.unlink(self._target / STUBS_FROM)
         make_subdirectories(self._target, self._env)
         view = self._view
         small = [name for name in view.files if name.layer is None and not name.is_opaque]

@@ -8,17 +8,17 @@ read, and kept by this process until it ends.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 
-from nosync.lsm.errors import CorruptionError
-from nosync.lsm.platform.env import Env, Identity, Stub
+from nosync.lsm.errors import CorruptionError, RemoteError
+from nosync.lsm.platform.env import Env, Have, Identity, Stub, storage_errors
 from nosync.lsm.platform.layout import LAYERS, STUBS
 from nosync.lsm.platform.publish import temporary_path
-from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.fetch import Fetcher
@@ -41,7 +41,7 @@ class StubEnv(Env):
 
     def __init__(self, root: Path, bucket: Bucket | None = None, local: Env | None = None) -> None:
         self._root, self._local, self._given = root, local or Env(), bucket
-        self._layers = root / LAYERS
+        self._layers, self._pid = root / LAYERS, os.getpid()
         self._lock = threading.RLock()
         self._fetcher: Fetcher | None = None
         self._partial: dict[Path, PartialFile] = {}
@@ -49,11 +49,19 @@ class StubEnv(Env):
     @property
     def bucket(self) -> Bucket:
         """Returns the bucket that has the bytes. Raises RemoteError where it cannot be asked."""
-        return PatientBucket(self._given or open_bucket(read_from(self._root, self._local), to_read=True), self._local)
+        return PatientBucket(self.open_bucket(), self._local)
+
+    def open_bucket(self) -> Bucket:
+        """Returns the same for who asks again by itself."""
+        return self._given or open_bucket(read_from(self._root, self._local), to_read=True)
 
     @property
     def fetcher(self) -> Fetcher:
-        """Returns what fetches from the bucket, and counts."""
+        """Returns what fetches from the bucket, and counts. Raises RemoteError in a process that was forked meanwhile."""
+        if os.getpid() != self._pid:  # its connections are its parent's, and answer nobody
+            raise RemoteError(
+                f"{self._root}: its layers are in a bucket, which a forked process cannot ask: open it there"
+            )
         with self._lock:
             if self._fetcher is None:
                 self._fetcher = Fetcher(self.bucket)
@@ -75,7 +83,7 @@ class StubEnv(Env):
             return read_stub(self._root, self._name(path), self._local)
         except CorruptionError as error:
             log.warning("looked for anew: %s", error)
-            renew_stubs(self._root, self.bucket, self._local, damaged=[FileName(self._name(path))])
+            renew_stubs(self._root, self.bucket, self._local)
             return read_stub(self._root, self._name(path), self._local)
 
     def _stubs_of(self, directory: Path) -> Path | None:
@@ -90,13 +98,15 @@ class StubEnv(Env):
 
     def list_dir(self, path: Path) -> list[str]:
         """See Env."""
-        found, stubs = self._local.list_dir(path), self._stubs_of(path)
-        return found if stubs is None else list(dict.fromkeys([*found, *self._local.list_dir(stubs)]))
+        stubs = self._stubs_of(path)
+        waiting = [] if stubs is None else self._local.list_dir(stubs)  # first: what came meanwhile is among the files
+        return list(dict.fromkeys([*self._local.list_dir(path), *waiting]))
 
     def entries(self, path: Path) -> list[tuple[str, bool]]:
         """See Env."""
-        found, stubs = self._local.entries(path), self._stubs_of(path)
-        return found if stubs is None else list(dict.fromkeys([*found, *self._local.entries(stubs)]))
+        stubs = self._stubs_of(path)
+        waiting = [] if stubs is None else self._local.entries(stubs)
+        return list(dict.fromkeys([*self._local.entries(path), *waiting]))
 
     def changed_ns(self, path: Path) -> int:
         """See Env."""
@@ -106,7 +116,7 @@ class StubEnv(Env):
 
     def exists(self, path: Path) -> bool:
         """See Env."""
-        return self._local.exists(path) or self._placed(path) is not None
+        return self._placed(path) is not None or self._local.exists(path)  # it may come between the two
 
     def identity(self, path: Path) -> Identity:
         """See Env."""
@@ -140,7 +150,13 @@ class StubEnv(Env):
         log.info("looked for anew: %s", error)
         before = self._placed(path)
         renew_stubs(self._root, self.bucket, self._local)
-        if self._placed(path) in (None, before) and not self._local.exists(path):
+        now = self._placed(path)
+        if now is not None and now == before:  # nothing stands for it
+            raise RemoteError(
+                f"{error}. Nothing in the bucket stands for it: restore another directory, or remove "
+                f"{stub_path(self._root, self._name(path))}, and recover() computes the layer again"
+            ) from error
+        if now is None and not self._local.exists(path):
             raise FileNotFoundError(path)
 
     def read(self, path: Path) -> bytes:
@@ -158,35 +174,36 @@ class StubEnv(Env):
         self.fetch_whole(path)
         self._local.copy(path, target)
 
-    def map_in_parts(self, path: Path) -> pa.Buffer:
-        """See Env."""
+    def map_in_parts(self, path: Path) -> tuple[pa.Buffer, Have | None]:
+        """See Env. Who has mapped parts goes on with them, also after all of the file came, or nothing needs it."""
         with self._lock:
             placed = self._placed(path)
             if placed is None:
                 self._partial.pop(path, None)
-                return self._local.map(path)
+                return self._local.map(path), None
             if not placed.place.part_bytes:
-                return self.map(path)
-            try:
-                return self._partial_of(path, placed).buffer()
-            except MissingObjectError as error:
+                return self.map(path), None
+            partial = self._partial_of(path, placed)
+        try:
+            return partial.buffer(), partial.have
+        except MissingObjectError as error:
+            with self._lock:
                 self._partial.pop(path, None)
-                self._renew(path, error)
+            self._renew(path, error)
         return self.map_in_parts(path)
 
     def _partial_of(self, path: Path, placed: Placed) -> PartialFile:
         partial = self._partial.get(path)
-        if partial is None or partial.placed != placed:
+        if partial is None or partial.placed.version != placed.version:
             temporary = temporary_path(self._root, self._local)
-            partial = self._partial[path] = PartialFile(placed, self.fetcher, temporary)
+            partial = PartialFile(placed, self.fetcher, temporary, path, lambda error: self._moved(path, error))
+            self._partial[path] = partial
         return partial
 
-    def have(self, path: Path, begin: int, end: int) -> None:
-        """See Env. Who has mapped a part of a file goes on with it, also after all of it came."""
-        with self._lock:
-            partial = self._partial.get(path)
-        if partial is not None:
-            partial.have(begin, end)
+    def _moved(self, path: Path, error: MissingObjectError) -> Placed | None:
+        log.info("looked for anew: %s", error)
+        renew_stubs(self._root, self.bucket, self._local)
+        return self._placed(path)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -198,17 +215,19 @@ class StubEnv(Env):
         self._local.link(source, target)
 
     def replace(self, source: Path, target: Path) -> None:
-        """See Env. A stub alone goes: there is nothing in it to be looked at. Beside a file that is moved it stays, and
-        stands for the layer again.
-        """
-        if self._placed(source) is not None:
-            self._local.unlink(stub_path(self._root, self._name(source)))
+        """See Env. A stub stays, and stands for the layer again: it is all that says where the bytes are."""
         self._local.replace(source, target)
 
     def unlink(self, path: Path) -> None:
         """See Env."""
+        self.forget_stub(path)
+        self._local.unlink(path)
+
+    def forget_stub(self, path: Path) -> None:
+        """See Env."""
         if self._is_layer(path):
-            self._local.unlink(stub_path(self._root, self._name(path)))
+            stub = stub_path(self._root, self._name(path))
+            with storage_errors("remove", stub):
+                self._local.unlink(stub)
             with self._lock:
                 self._partial.pop(path, None)
-        self._local.unlink(path)

@@ -11,12 +11,13 @@ Invariants
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.json_file import (
     read_if_there,
     read_small,
@@ -86,9 +87,14 @@ def read_stub(root: Path, name: str, env: Env) -> Placed | None:
 
 
 def stub_names(root: Path) -> Iterator[FileName]:
-    """Yields the names of the layers that have a stub."""
+    """Yields the names of the layers that have a stub. Raises StorageError: none must be overlooked."""
     top = root / STUBS
-    for directory, _, names in os.walk(top):
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # a directory may go while it is looked at
+            raise storage_error("list", Path(error.filename or top), error) from error
+
+    for directory, _, names in os.walk(top, onerror=failed):
         place = Path(directory).relative_to(top).as_posix()
         yield from (FileName(f"{LAYERS}/{place}/{name}") for name in names)
 
@@ -105,14 +111,23 @@ def read_from(root: Path, env: Env) -> str:
         return str(read_small(path, env)["url"])
 
 
-def remove_stubs(root: Path, env: Env) -> None:
-    """Removes all of it; what `stubs.json` says last."""
-    with storage_errors("remove", root / STUBS):
-        for directory, _, names in os.walk(root / STUBS, topdown=False):
-            for name in names:
-                env.unlink(Path(directory, name))
+def remove_directories(root: Path, env: Env) -> bool:
+    """Removes the directories of stubs. False: there is a stub in one of them."""
+    try:
+        for directory, _, _ in os.walk(root / STUBS, topdown=False):
             os.rmdir(directory)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise storage_error("remove", root / STUBS, error) from error
+    with storage_errors("sync", root):
         env.sync_dir(root)
+    return True
+
+
+def forget_from(root: Path, env: Env) -> None:
+    """Says no more which bucket the stubs are of: there are none."""
+    with storage_errors("remove", root / STUBS_FROM):
         env.unlink(root / STUBS_FROM)
         env.sync_dir(root)
 

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from nosync.lsm.errors import CorruptionError
+from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.model.layer import Record
 from nosync.lsm.platform.env import storage_error
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
@@ -199,6 +199,12 @@ class Uploader:
         try:
             return self._env.map(path)
         except FileNotFoundError:
+            return None
+        except CorruptionError as error:  # of the bucket that a lazily restored store comes from
+            self.damaged[str(name)] = str(error)
+            return None
+        except RemoteError as error:  # it is looked for again with all others
+            log.warning("not copied yet: %s", error)
             return None
         except OSError as error:
             raise storage_error("read", path, error) from error

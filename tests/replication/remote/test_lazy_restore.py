@@ -170,8 +170,8 @@ def test_the_newest_come_first(made: Restored, monkeypatch: pytest.MonkeyPatch) 
     with made.open() as store:
         assert isinstance(store.node, Node)
         rest = Hydration(store.node)
-        came = rest._stubs._came
-        rest._stubs._came = lambda name: (seen.append(str(name)), came(name))
+        came = rest._came
+        monkeypatch.setattr(rest, "_came", lambda name: (seen.append(str(name)), came(name)))
         rest._run()
     assert len(seen) == 12
     assert seen[-1].endswith("/0-1-0.layer")
@@ -290,8 +290,6 @@ def test_a_bucket_that_is_away_is_asked_again(made: Restored) -> None:
         assert isinstance(store.node, Node)
         made.fault = fault
         rest = Hydration(store.node)
-        rest._stubs._bucket._bucket = made.bucket  # type: ignore[attr-defined]
-        rest._stubs.fetcher._bucket = made.bucket  # without the patience of who reads
         rest._closing.wait = lambda pause_s: None  # type: ignore[assignment, method-assign]
         rest._run()
         assert made.names() == set()
