@@ -180,7 +180,8 @@ def _first_outputs(sizes: Sequence[int]) -> Iterator[Result]:
         settings = {"MB": megabytes, "MB fetched by then": round(fetched / 1e6, 1)}
         yield Result(
             f"first epoch after a loss of {megabytes / 1000:g} GB, lazy", "nosync", lazy_s, "s",
-            f"the same of {sizes[0] / 1000:g} GB", smallest_s, lazy_s / smallest_s, goal="<= 1.5", settings=settings,
+            f"the same of {sizes[0] / 1000:g} GB", smallest_s, lazy_s / smallest_s, goal="<= 1.5",
+            met=lazy_s <= 1.5 * smallest_s, settings=settings,
         )  # fmt: skip
         yield Result(
             f"first epoch after a loss of {megabytes / 1000:g} GB, restored whole", "nosync", whole_s, "s", "lazy", lazy_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nosync.lsm.model.layer import Description, LayerId
@@ -90,3 +90,8 @@ class Chain:
     bottom: bool
     since: Time
     """The compaction frontier that a merge of them may use."""
+
+    def after(self, is_left_out: Callable[[LayerId], bool]) -> Chain:
+        """Returns the layers that come after the last one that is left out."""
+        begin = next((i for i in range(len(self.ids), 0, -1) if is_left_out(self.ids[i - 1])), 0)
+        return self if begin == 0 else Chain(self.ids[begin:], False, self.since)

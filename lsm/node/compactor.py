@@ -213,10 +213,11 @@ class Compactor:
     def _is_large(self, layers: Sequence[LayerReader]) -> bool:
         """Returns whether another process merges them, which cannot share an environment with injected faults."""
         rows = sum(layer.info.rows for layer in layers)
-        is_shared = type(self._env) is Env or (
-            self._env.sees_stubs and all(self._env.stub(layer.path) is None for layer in layers)
-        )
-        return rows >= self._settings.merge_process_rows and is_shared
+        are_here = self._env.sees_stubs and not any(self._is_stub(layer.id) for layer in layers)
+        return rows >= self._settings.merge_process_rows and (type(self._env) is Env or are_here)
+
+    def _is_stub(self, id: LayerId) -> bool:
+        return self._env.sees_stubs and self._env.stub(self._directory.path_of(id)) is not None
 
     def close(self) -> None:
         """Ends the processes that merged. Nothing merges any more."""
@@ -226,7 +227,7 @@ class Compactor:
 
     def _is_behind(self, trace: TraceId) -> bool:
         try:
-            return any(is_behind(_candidates(self._readers(self._after_stubs(c)))) for c in self.chains(trace))
+            return any(is_behind(_candidates(self._readers(c.after(self._is_stub)))) for c in self.chains(trace))
         except (FileNotFoundError, CorruptionError):
             return False  # whoever merges next finds out
 
@@ -235,8 +236,8 @@ class Compactor:
 
     def _next(self, chain: Chain, *, whole: bool, beside: Merge | None) -> Merge | None:
         since = chain.since
-        if not whole:
-            chain = self._after_stubs(chain)
+        if not whole:  # nobody waits for it: what is not here is merged when it came
+            chain = chain.after(self._is_stub)
         if not chain.ids:
             return None
         try:
@@ -274,14 +275,6 @@ class Compactor:
         if only and (merge.id == only.id or (len(only.info.times) == 1 and not only.info.tombstones)):
             return None
         return merge
-
-    def _after_stubs(self, chain: Chain) -> Chain:
-        """Returns the part of a chain that is here: what is not is merged when it came, unless somebody waits for it."""
-        is_stub = [self._env.stub(self._directory.path_of(id)) is not None for id in chain.ids]
-        if not any(is_stub):
-            return chain
-        begin = len(is_stub) - is_stub[::-1].index(True)
-        return Chain(chain.ids[begin:], False, chain.since)
 
     def is_made(self, id: LayerId) -> bool:
         """Returns whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its

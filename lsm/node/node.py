@@ -15,7 +15,7 @@ the files: what is recorded must exist with its digest, what is not recorded is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
@@ -64,7 +64,6 @@ class Node:
         """
         self.directory, self.settings = directory, settings
         self.problems, self.remotes = dict[str, str](), Remotes()
-        self.ending: list[Callable[[], object]] = []  # called before it stops
         root, env = directory.root, directory.env
         self._ownership = own = Ownership(root, self.problems)
         try:
@@ -320,8 +319,6 @@ class Node:
             self._give_back()
 
     def _stop(self) -> None:
-        for end in self.ending:
-            end()
         self.parts.threads.stop()
         self.parts.compactor.close()
 

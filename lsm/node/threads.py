@@ -50,6 +50,11 @@ class NodeThreads:
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._published, self._opaque_came = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
+        self._others: list[Step] = []
+
+    def end_too(self, stop: Step) -> None:
+        """Has a thread of somebody else's, which works for the node, end before its own."""
+        self._others.append(stop)
 
     def start(self, steps: Steps) -> None:
         """Begins; where settings say `background=False` nothing runs, and callers take the steps."""
@@ -70,6 +75,8 @@ class NodeThreads:
 
     def stop(self) -> None:
         """Ends the threads and waits for them."""
+        for stop in self._others:
+            stop()
         self._closing.set()
         self._wake.set()
         self._wake_merger.set()

@@ -15,7 +15,7 @@ from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import MARKER
 from nosync.lsm.platform.paths import local_path
-from nosync.replication.remote.stubs import missing_of
+from nosync.replication.remote.stubs import is_lazy, read_from
 
 URL = click.argument("url", metavar="URL")
 
@@ -98,15 +98,12 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
     from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415 - needs the extra `remote`
     from nosync.replication.remote.restore import restore as restore_store  # noqa: PLC0415
 
-    is_store = (local_path(target) / MARKER).exists()
     if (
-        is_store
-        and not lazy
-        and as_of is None
-        and branch is None
-        and (missing := missing_of(local_path(target), Env()))
+        (local_path(target) / MARKER).exists()
+        and is_lazy(local_path(target))
+        and not (lazy or branch or as_of is not None)
     ):
-        _fetch_rest(url, target, missing.url, as_json=as_json)
+        _fetch_rest(url, local_path(target), as_json=as_json)
         return
     with progress("restoring", quiet=as_json) as advance:
         report = restore_store(
@@ -126,16 +123,16 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
     _show_problems(report.problems)
 
 
-def _fetch_rest(url: str, target: Path, its_url: str, *, as_json: bool) -> None:
+def _fetch_rest(url: str, target: Path, *, as_json: bool) -> None:
     """Fetches what a directory lacks that was restored with --lazy."""
     from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415 - needs the extra `remote`
     from nosync.replication.remote.hydration import fetch_rest  # noqa: PLC0415
 
-    bucket = open_bucket(url, to_read=True)
+    bucket, its_url = open_bucket(url, to_read=True), read_from(target, Env())
     if bucket.url != its_url:
         raise InvalidInputError(f"{target} is restored from {its_url}, and not from {bucket.url}")
     with progress("restoring", quiet=as_json) as advance:
-        report = fetch_rest(local_path(target), bucket, lambda done, of: advance(done, of, size_text(done)))
+        report = fetch_rest(target, bucket, lambda done, of: advance(done, of, size_text(done)))
     if as_json:
         print_json({"path": str(target), **dataclasses.asdict(report)})
         return

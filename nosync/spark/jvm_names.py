@@ -1,10 +1,9 @@
 """Names of the JVM, looked up once for a session and not whenever they are used.
 
 py4j keeps nothing that it found: for `jvm.PythonUtils` the JVM looks for that name in each package that PySpark
-imported, which are in hundreds of jars, and so it does for each part of `jvm.org.apache.spark`. In a JVM that has run for
-minutes this is quick; in one that is new, or that does not optimize, as in our tests, each takes a millisecond, and of
-the time for declaring a view a quarter. What is set on a view of the JVM, or on a package, is found there, and py4j does
-not ask.
+imported, which are in hundreds of jars, and so it does for each part of `jvm.org.apache.spark`. A JVM that is new, or
+that does not optimize, as those of the tests, takes long for that, and PySpark does it for most calls that make a
+DataFrame. What is set on a view of the JVM, or on a package, is found there, and py4j does not ask.
 """
 
 from __future__ import annotations

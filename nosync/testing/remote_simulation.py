@@ -20,7 +20,6 @@ import pyarrow as pa
 from nosync.lsm.errors import NosyncError, RemoteError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.layout import STUBS_FROM
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opening import open_store
 from nosync.lsm.store.store import Store
@@ -32,6 +31,7 @@ from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.stub_env import StubEnv
+from nosync.replication.remote.stubs import is_lazy
 from nosync.replication.remote.view import RemoteView, read_view
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
 
@@ -86,6 +86,14 @@ class SimulatedTime(Env):
 
     def sync_dir(self, path: Path) -> None:
         """Nothing is lost here but by whole directories."""
+
+
+class _LazyTime(StubEnv, SimulatedTime):
+    """The clock of a simulated world, and a directory that was restored lazily there."""
+
+    def __init__(self, root: Path, world: World) -> None:
+        SimulatedTime.__init__(self, world)
+        StubEnv.__init__(self, root, world.bucket(), SimulatedTime(world))
 
 
 @dataclass
@@ -158,7 +166,7 @@ class RemoteSimulation:
             writer.level = None
 
     def _env_of(self, root: Path) -> Env:
-        return StubEnv(root, self.world.bucket(), self._env) if (root / STUBS_FROM).exists() else self._env
+        return _LazyTime(root, self.world) if is_lazy(root) else self._env
 
     def _end(self, writer: Writer) -> None:
         if writer.store is not None:
@@ -225,7 +233,7 @@ class RemoteSimulation:
         """A writer that was restored lazily fetches what it lacks."""
         store, root = self._main.store, self._main.root
         assert store is not None, "it runs"
-        if (root / STUBS_FROM).exists():
+        if is_lazy(root):
             stubs = Stubs(root, self.world.bucket(), self._env, lambda name: store.node.note([name.layer]))  # type: ignore[list-item]
             with suppress(RemoteError):
                 stubs.fetch_all()

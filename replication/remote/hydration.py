@@ -143,7 +143,8 @@ class Stubs:
 
     def _fetch(self, piece: Piece) -> None:
         self._check_running()
-        files = tuple(placed for placed in piece.files if self._has_stub(placed.version.name))  # others need it no more
+        # Others need it no more; or a task fetched it meanwhile.
+        files = tuple(one for one in piece.files if self._has_stub(one.version.name) and not self._came_whole(one))
         if not files:
             return
         made: set[Path] = set()
@@ -218,7 +219,7 @@ class Hydration:
 
     def start(self) -> None:
         """Begins; it ends with the node."""
-        self._node.ending.append(self.stop)
+        self._node.parts.threads.end_too(self.stop)
         self._thread.start()
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ from nosync.replication.remote.pack import Placed
 class Keeper:
     """Writes files of one data directory. A name that is taken stays as it is: another process was quicker.
 
-    `kept`: called with the path of each. Nothing is made durable.
+    `kept`: called with the path of each that it wrote. Nothing is made durable.
     """
 
     def __init__(self, root: Path, url: str, env: Env, kept: Callable[[Path], None] = lambda path: None) -> None:
@@ -52,8 +52,8 @@ class Keeper:
         final = self._root / path
         with storage_errors("write", final):
             self._env.make_dirs(final.parent)
-        publish_text(self._root, final, data, self._env)
-        self._kept(final)
+        if publish_text(self._root, final, data, self._env) is not None:
+            self._kept(final)
 
 
 def fetch_layers(root: Path, wanted: Iterable[Placed], fetcher: Fetcher, env: Env) -> None:

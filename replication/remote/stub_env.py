@@ -33,7 +33,9 @@ log = logging.getLogger("nosync.remote")
 
 
 class StubEnv(Env):
-    """`root`: the data directory. `bucket` and `local`: for tests (default: the bucket that `stubs.json` names, and this
+    """A file that is moved leaves its stub behind, which stands for the layer again: nothing else says where its bytes are.
+
+    `root`: the data directory. `bucket` and `local`: for tests (default: the bucket that `stubs.json` names, and this
     host's files).
     """
 
@@ -181,9 +183,9 @@ class StubEnv(Env):
             if placed is None:
                 self._partial.pop(path, None)
                 return self._local.map(path), None
-            if not placed.place.part_bytes:
-                return self.map(path), None
-            partial = self._partial_of(path, placed)
+            partial = self._partial_of(path, placed) if placed.place.part_bytes else None
+        if partial is None:  # it is small
+            return self.map(path), None
         try:
             return partial.buffer(), partial.have
         except MissingObjectError as error:
@@ -213,10 +215,6 @@ class StubEnv(Env):
             raise FileExistsError(target)
         self.fetch_whole(source)
         self._local.link(source, target)
-
-    def replace(self, source: Path, target: Path) -> None:
-        """See Env. A stub stays, and stands for the layer again: it is all that says where the bytes are."""
-        self._local.replace(source, target)
 
     def unlink(self, path: Path) -> None:
         """See Env."""

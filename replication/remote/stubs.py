@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
@@ -130,21 +129,3 @@ def forget_from(root: Path, env: Env) -> None:
     with storage_errors("remove", root / STUBS_FROM):
         env.unlink(root / STUBS_FROM)
         env.sync_dir(root)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What a lazily restored directory still lacks."""
-
-    url: str
-    layers: int
-    bytes: int
-
-
-def missing_of(root: Path, env: Env) -> Missing | None:
-    """Returns what of a directory is still in a bucket; None where it is not one that is restored lazily."""
-    if not env.exists(root / STUBS_FROM):
-        return None
-    there = [name for name in stub_names(root) if not env.exists(root / name)]
-    found = [placed for name in there if (placed := read_stub(root, name, env)) is not None]
-    return Missing(read_from(root, env), len(found), sum(placed.version.size_bytes for placed in found))

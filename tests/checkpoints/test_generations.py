@@ -19,8 +19,8 @@ from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import publish_small
 from tests.checkpoints.fake_query import KINDS, FakeQuery
-from tests.checkpoints.test_keep import Dies, KilledAt
 from tests.helpers.checkpoints import contents
+from tests.helpers.killed import Dies, KilledAt
 
 
 def kept(tmp_path: Path, kind: str = "changelog", batches: int = 5) -> tuple[FakeQuery, Path]:

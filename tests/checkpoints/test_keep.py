@@ -25,6 +25,7 @@ from nosync.lsm.platform.env import Env
 from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.helpers.checkpoints import contents
+from tests.helpers.killed import Dies, KilledAt
 
 
 def follow(query: FakeQuery, keep: Keep) -> list[str]:
@@ -91,38 +92,6 @@ def test_what_spark_removes_stays_kept(tmp_path: Path) -> None:
             (query.root / path).unlink()
     again = Keep(tmp_path / "data", "q", Env())
     assert [t for t in range(8) if again.closures.why_not(Batch(t)) is None] == list(range(8))
-
-
-class Dies(BaseException):
-    """The process is killed."""
-
-
-class KilledAt(Env):
-    """Dies at the n-th change of the disk."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def _step(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Dies
-
-    def link(self, source: Path, target: Path) -> None:
-        self._step()
-        super().link(source, target)
-
-    def sync_file(self, path: Path) -> None:
-        self._step()
-        super().sync_file(path)
-
-    def sync_dir(self, path: Path) -> None:
-        self._step()
-        super().sync_dir(path)
-
-    def create(self, path: Path):  # type: ignore[no-untyped-def]
-        self._step()
-        return super().create(path)
 
 
 def test_killed_at_every_step_of_taking_in(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.lsm.platform.lock import DirectoryLock
 from tests.helpers.remotes import epochs, rows_of
 
 
@@ -65,14 +66,20 @@ def test_lazy_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.C
     assert "4 layers (" in capsys.readouterr().out
     main(["layers", target, "--json"])
     assert [layer["level"] for layer in json.loads(capsys.readouterr().out)] == ["remote"] * 4
-    with pytest.raises(SystemExit):
-        main(["backup", target, str(tmp_path / "backup")])
-    assert f"nosync restore {copied[1]} {target}" in " ".join(capsys.readouterr().err.split())
+    for refused in (["backup", target, str(tmp_path / "backup")], ["verify", target, "--repair"]):
+        with pytest.raises(SystemExit):
+            main(refused)
+        assert f"nosync restore {copied[1]} {target}" in " ".join(capsys.readouterr().err.split())
     main(["get", target, "counts"])
     assert "a3" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["restore", f"file://{tmp_path}", target])
     assert f"is restored from {copied[1]}" in capsys.readouterr().err
+    lock = DirectoryLock(Path(target))
+    with pytest.raises(SystemExit):
+        main(["restore", copied[1], target])
+    assert "is open in process" in " ".join(capsys.readouterr().err.split())
+    lock.release()
     main(["restore", copied[1], target])
     assert "has all now" in capsys.readouterr().out
     main(["verify", target])

@@ -223,9 +223,7 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
 
 
 def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is fetched is what is there: reads, changes, branches; a cache that is used again; damage and strangers
-    refused.
-    """
+    """What is fetched is what is there, a cache is used again, and damage and strangers are refused."""
     with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
         address, cache = f"127.0.0.1:{daemons.ports['n1']}", tmp_path / "cache"
         for t in range(4):

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.lsm.platform.env import Env
 from nosync.replication.daemon.config import DaemonConfig, make_config, read_config
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.status import bucket_status
-from nosync.replication.remote.stubs import missing_of
+from nosync.replication.remote.stubs import is_lazy
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.helpers.daemons import expected, publish, state
 
@@ -73,7 +72,7 @@ def test_daemons_begin_with_a_directory_that_is_restored_lazily(tmp_path: Path) 
             eventually("both nodes have all", lambda: store.safe_point() == 3, 60)
             publish(store, 4)
             eventually("it goes on", lambda: store.safe_point() == 4, 60)
-        eventually("all was fetched", lambda: missing_of(daemons.data("n1"), Env()) is None, 60)
+        eventually("all was fetched", lambda: not is_lazy(daemons.data("n1")), 60)
         with nosync.open(daemons.data("n2"), read_only=True) as store:
             assert [state(store, t) for t in range(5)] == [expected(t) for t in range(5)]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -18,56 +16,20 @@ from nosync.lsm.platform.env import Env
 from tests.checkpoints.door.client import Client
 from tests.checkpoints.door.query_through_door import QueryThroughDoor
 from tests.helpers.checkpoints import contents
+from tests.helpers.killed import Dies, KilledAt
 
 IS_LONG = bool(os.environ.get("NOSYNC_LONG"))
 STEPS = range(0, 700, 1 if IS_LONG else 71)
 BATCHES = 4
 
 
-class Dies(BaseException):
-    """The door is killed."""
-
-
-class KilledAt(Env):
-    """Lets every change of the disk fail from the n-th on, whichever thread makes it."""
-
-    def __init__(self, n: int) -> None:
-        self.left, self.lock = n, threading.Lock()
-
-    def step(self) -> None:
-        with self.lock:
-            self.left -= 1
-            if self.left < 0:
-                raise Dies
+class KilledDoor(KilledAt):
+    """A door that is killed says nothing any more either."""
 
     def monotonic_s(self) -> float:
         if self.left < 0:  # nor does a strict answer come
             raise Dies
         return super().monotonic_s()
-
-    def create(self, path: Path) -> BinaryIO:
-        self.step()
-        return super().create(path)
-
-    def link(self, source: Path, target: Path) -> None:
-        self.step()
-        super().link(source, target)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self.step()
-        super().replace(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self.step()
-        super().unlink(path)
-
-    def sync_file(self, path: Path) -> None:
-        self.step()
-        super().sync_file(path)
-
-    def sync_dir(self, path: Path) -> None:
-        self.step()
-        super().sync_dir(path)
 
 
 class Recorded(QueryThroughDoor):
@@ -92,7 +54,7 @@ class Recorded(QueryThroughDoor):
 def test_killed_at_a_change_of_the_disk(tmp_path: Path, n: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data, query = tmp_path / "data", None
     with monkeypatch.context() as patched:
-        env = KilledAt(10**9)
+        env = KilledDoor(10**9)
         patched.setattr("nosync.checkpoints.door.api.Env", lambda: env)
         with nosync.checkpoints.serve(data, mode=mode) as door:  # type: ignore[arg-type]
             env.left = n

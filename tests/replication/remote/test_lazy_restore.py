@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -26,10 +27,11 @@ from nosync.replication.remote.hydration import Hydration, fetch_rest
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.status import bucket_status
 from nosync.replication.remote.stub_env import StubEnv
-from nosync.replication.remote.stubs import env_of, missing_of, stub_names, stub_path
+from nosync.replication.remote.stubs import env_of, is_lazy, stub_names, stub_path
 from nosync.testing.daemon_cluster import eventually
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket, no_fault
 from tests.conftest import OpenStore
+from tests.helpers.killed import Dies, KilledAt
 from tests.helpers.remotes import QUIET, Copies, epochs, rows_of
 
 BIG_ROWS = 20_000
@@ -158,6 +160,7 @@ def test_in_the_end_it_is_a_store_as_any_other(made: Restored) -> None:
         assert rows_of(store, "big") == rows_of(made.store, "big")
         assert {layer.rows for layer in store.layers() if layer.stage == "big"} == {BIG_ROWS + 50}
     assert type(env_of(made.target)) is Env
+    assert json.loads((made.target / "NOSYNC").read_text())["nosync_store"] == 1
     with nosync.open(made.target, settings=QUIET) as store:
         assert store.verify().ok
         assert rows_of(store) == rows_of(made.store)
@@ -178,37 +181,12 @@ def test_the_newest_come_first(made: Restored, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("number", range(0, 60, 3))
-def test_one_that_ends_in_the_middle_goes_on(made: Restored, number: int) -> None:
-    """The process dies at any of its calls, of the bucket and of the disk."""
-    left = [number]
-
-    class Dying(Env):
-        def _step(self) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-
-        def link(self, source: Path, target: Path) -> None:
-            self._step()
-            super().link(source, target)
-
-        def sync_file(self, path: Path) -> None:
-            self._step()
-            super().sync_file(path)
-
-        def unlink(self, path: Path) -> None:
-            self._step()
-            super().unlink(path)
-
-        def replace(self, source: Path, target: Path) -> None:
-            self._step()
-            super().replace(source, target)
-
+def test_one_that_ends_in_the_middle_goes_on(made: Restored, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies at any change of the disk."""
     made.restore()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hydration, "Env", Dying)
-        patch.setattr(hydration, "_THREADS", 1)
-        with suppress(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
+        patch.setattr(hydration, "Env", lambda: KilledAt(number))
+        with suppress(Dies):
             fetch_rest(made.target, made.bucket, lambda done, of: None)
     with made.open() as store:
         assert store.missing() == []
@@ -298,6 +276,7 @@ def test_a_bucket_that_is_away_is_asked_again(made: Restored) -> None:
 
 def test_who_does_not_see_stubs_is_refused(made: Restored) -> None:
     made.restore()
+    assert json.loads((made.target / "NOSYNC").read_text())["nosync_store"] == 2, "earlier versions refuse it"
     for call in (
         lambda: open_directory(made.target, read_only=True),
         lambda: open_directory(made.target),
@@ -344,7 +323,7 @@ def test_an_open_store_fetches_the_rest_by_itself(made: Restored, url: str, tmp_
     target = tmp_path / "lazy"
     restore(open_bucket(url), target, lazy=True)
     with nosync.open(target) as store:
-        eventually("everything is here", lambda: missing_of(target, Env()) is None)
+        eventually("everything is here", lambda: not is_lazy(target))
         assert rows_of(store, "big") == rows_of(made.store, "big")
         assert store.missing() == []
     assert type(env_of(target)) is Env

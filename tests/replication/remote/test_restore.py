@@ -262,7 +262,8 @@ def test_a_bucket_without_copies(tmp_path: Path, open_store: OpenStore) -> None:
         restore(SimulatedBucket(), tmp_path / "new")
 
 
-def test_kept_checkpoints_come_too(open_store: OpenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lazy", [False, True])
+def test_kept_checkpoints_come_too(open_store: OpenStore, tmp_path: Path, lazy: bool) -> None:
     store, bucket = open_store("original", settings=QUIET), SimulatedBucket()
     epochs(store, range(2))
     for name in ("checkpoints/q/offsets/0", "checkpoints/q/commits/0", "checkpoints/q/state/0/0/1.delta"):
@@ -270,7 +271,7 @@ def test_kept_checkpoints_come_too(open_store: OpenStore, tmp_path: Path) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"of Spark " + name.encode())
     Copies(store, bucket).push()
-    restore(bucket, tmp_path / "new")
+    restore(bucket, tmp_path / "new", lazy=lazy)
     assert (
         tmp_path / "new/checkpoints/q/state/0/0/1.delta"
     ).read_bytes() == b"of Spark checkpoints/q/state/0/0/1.delta"
