@@ -11,11 +11,23 @@ import nosync
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("lsm", "proto", "replication")
+TOP = {
+    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+    "SECURITY.md", "bench", "deploy", "docs", "examples", "lsm", "mkdocs.yml", "nosync", "proto", "pyproject.toml",
+    "replication", "tests", "tools",
+}  # fmt: skip
 
 
 def _settings() -> dict[str, object]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["tool"]["setuptools"]
+
+
+def test_the_top_level_has_nothing_that_a_page_or_a_run_left_behind() -> None:
+    ran = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        pytest.skip("this is no checkout")
+    assert {path.split("/")[0] for path in ran.stdout.splitlines()} == TOP
 
 
 def test_every_package_on_disk_is_in_the_wheel() -> None:
