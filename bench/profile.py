@@ -29,7 +29,7 @@ from nosync.replication.client.location import StoreLocation
 from nosync.runtime.segment_task import SegmentTask
 from nosync.runtime.shard_run import run_shard
 from nosync.spark.schemas import parse_ddl
-from nosync.spark.session import local_session
+from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 WARM, WARM_JVM, MEASURED = 10, 25, 15
 LINES = 12
@@ -153,7 +153,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as directory:
         root = Path(directory)
         task(root / "task")
-        spark = local_session(CORES, "nosync-profile", log=root / "spark.log")
+        spark = local_session(CORES, "nosync-profile", log=root / "spark.log", settings={DRIVER_MAX_BYTES: "0"})
         processes(spark, root)
         driver(spark, root)
         view(spark, root)

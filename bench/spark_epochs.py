@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import nosync
 from bench.harness import Result, Samples, timed
-from nosync.spark.session import local_session
+from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 MEMORY_DIRECTORY = Path("/dev/shm")
 WARM = 4
@@ -64,7 +64,7 @@ def all_keys(spark: SparkSession, keys: int) -> DataFrame:
 
 
 def run(scale: str) -> Iterator[Result]:
-    spark = local_session(CORES, "nosync-bench")
+    spark = local_session(CORES, "nosync-bench", settings={DRIVER_MAX_BYTES: "0"})
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary)
         yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 20, "full": 30}[scale])

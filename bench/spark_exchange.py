@@ -14,7 +14,7 @@ import nosync
 from bench.harness import Result, paired
 from bench.spark_epochs import CORES, SHARDS
 from nosync.spark import file_shuffle as exchanges
-from nosync.spark.session import local_session
+from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 NEVER = 1 << 62
 WARM = 12
@@ -44,7 +44,7 @@ TEXT = Rows(
 
 def run(scale: str) -> Iterator[Result]:
     repeats = {"short": 6, "normal": 20, "full": 40}[scale]
-    spark = local_session(CORES, "nosync-bench")
+    spark = local_session(CORES, "nosync-bench", settings={DRIVER_MAX_BYTES: "0"})
     workloads = [(NARROW, 500_000, SHARDS), (TEXT, 500_000, SHARDS)]
     if scale != "short":
         least = exchanges.LEAST_ROWS

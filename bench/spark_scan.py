@@ -17,7 +17,7 @@ import nosync
 from bench.harness import Result, paired
 from bench.spark_epochs import CORES, SHARDS
 from nosync.spark.parquet_inputs import MOST_SHARDS
-from nosync.spark.session import local_session
+from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 COLUMNS = "k bigint, state string, a bigint, b bigint"
 KEYS = 100_000
@@ -28,7 +28,7 @@ WARM = 6
 
 def run(scale: str) -> Iterator[Result]:
     repeats = {"short": 6, "normal": 20, "full": 40}[scale]
-    spark = local_session(CORES, "nosync-bench")
+    spark = local_session(CORES, "nosync-bench", settings={DRIVER_MAX_BYTES: "0"})
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()
         for rows in SIZES[scale]:

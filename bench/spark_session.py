@@ -13,7 +13,7 @@ from bench.engines_sums import KEYS, batch
 from bench.footprint import alone
 from bench.harness import Result, Samples
 from bench.spark_epochs import CORES, start
-from nosync.spark.session import local_session
+from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 EPOCHS = {20_000: 70, 500_000: 40}
 """By rows of an epoch, how many of them a session runs; the second half counts."""
@@ -45,7 +45,8 @@ def run(scale: str) -> Iterator[Result]:
 
 def _epoch(rows: int, epochs: int, environment: Mapping[str, str]) -> float:
     with mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory(dir=".") as directory:
-        spark = local_session(CORES, "nosync-bench", log=Path(directory) / "spark.log")
+        log, settings = Path(directory) / "spark.log", {DRIVER_MAX_BYTES: "0"}
+        spark = local_session(CORES, "nosync-bench", log=log, settings=settings)
         one = start(spark, Path(directory) / "store")
         seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(epochs)]
         one.store.close()

@@ -77,10 +77,11 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from nosync.spark.data_source import register
-    from nosync.spark.session import local_session
+    from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = local_session(2, "nosync-tests")
+    # Epochs of tests are small, and most tests are of what Spark does with them: who tests the driver sets it.
+    session = local_session(2, "nosync-tests", settings={DRIVER_MAX_BYTES: "0"})
     register(session)  # which sets what stays set
     yield session
     session.stop()

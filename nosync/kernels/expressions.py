@@ -1,9 +1,9 @@
-"""Expressions over columns that a task can evaluate itself, where it reads a source's files without the JVM
-(`runtime.scan`).
+"""Expressions over columns that Python evaluates itself, on Arrow: a task that reads a source's files without the JVM
+(`runtime.scan`), and the driver, where it runs an epoch by itself (`runtime.local_part`).
 
-A few kinds of them, of which Arrow's functions say the same as Spark's: comparisons of integers, texts and the like,
-what is null, and, or, not, and sums of integers. Where one fails (an overflow, say) the JVM is asked, which fails as
-Spark does or, where it does not ask for that row at all, passes on.
+They are of the kinds of which Arrow's functions say the same as Spark's. Where a value cannot be computed (an overflow,
+say), or the two might differ in it (a NaN), Spark is asked, which fails as Spark does or, where it does not ask for
+that row at all, passes on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from nosync.lsm.columnar.columns import Indices
 
 Value: TypeAlias = "pa.ChunkedArray | pa.Scalar"
+_SCALE_OF_QUOTIENTS = 38
+"""The digits behind the point to which Spark rounds a quotient of decimals before all else."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Expression:
     arguments: tuple[Expression, ...] = ()
     column: str = ""
     literal: pa.Scalar | None = None
+    type: pa.DataType | None = None
+    """The type of a function's value, where Arrow's function may have another one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Step:
 def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
     """Returns what the steps return, one after the other, and by row the number of the one of `rows` that it is of.
 
-    Raises pa.ArrowInvalid where a value cannot be computed.
+    Raises pa.ArrowException where a value cannot be computed.
     """
     numbers: Indices = np.arange(rows.num_rows)
     for step in steps:
@@ -64,16 +68,45 @@ def evaluated(expression: Expression, rows: pa.Table) -> Value:
         return rows.column(expression.column)
     if expression.literal is not None:
         return expression.literal
-    return FUNCTIONS[expression.function](*(evaluated(one, rows) for one in expression.arguments))
+    value = FUNCTIONS[expression.function](*(evaluated(one, rows) for one in expression.arguments))
+    return value if expression.type is None else value.cast(expression.type)
 
 
 def _column(value: Value, rows: int) -> pa.ChunkedArray:
     return value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([pa.repeat(value, rows)])
 
 
+def _is_any(value: Value) -> bool:
+    return bool((value if isinstance(value, pa.Scalar) else pc.any(value)).as_py())
+
+
+def _without_nan(*values: Value) -> None:
+    """Raises pa.ArrowInvalid for a NaN, which is equal to itself, and larger than all else, in Spark alone."""
+    for value in values:
+        if pa.types.is_floating(value.type) and _is_any(pc.is_nan(value)):
+            raise pa.ArrowInvalid("a NaN is left to Spark")
+
+
+def _compared(compare: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    def compared(left: Value, right: Value) -> Value:
+        _without_nan(left, right)
+        return compare(left, right)
+
+    return compared
+
+
+def _computed(compute: Callable[..., Value]) -> Callable[..., Value]:
+    def computed(*values: Value) -> Value:
+        value = compute(*values)
+        _without_nan(value)
+        return value
+
+    return computed
+
+
 def _is_in(value: Value, *others: Value) -> Value:
     """Returns null where the value is null, and where it is equal to none of the others and one of them is null."""
-    if isinstance(value, pa.ChunkedArray) and all(isinstance(other, pa.Scalar) for other in others):  # never null
+    if isinstance(value, pa.ChunkedArray) and all(isinstance(other, pa.Scalar) and other.is_valid for other in others):
         found = pc.is_in(value, value_set=pa.array([other.as_py() for other in others], value.type))
         return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
     found = pc.equal(value, others[0])
@@ -82,31 +115,113 @@ def _is_in(value: Value, *others: Value) -> Value:
     return found
 
 
+def _equal_or_both_null(left: Value, right: Value) -> Value:
+    _without_nan(left, right)
+    both = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(both, pc.fill_null(pc.equal(left, right), pa.scalar(value=False)))
+
+
 def _remainder(value: Value, by: Value) -> Value:
     """Returns the remainder with the sign of `value`, as in Java. `by` is positive."""
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
 
+def _quotient(value: Value, by: Value) -> Value:
+    """Returns the quotient of two doubles. Raises pa.ArrowInvalid for a division by zero, which is an error in Spark."""
+    if _is_any(pc.equal(by, pa.scalar(0, by.type))):
+        raise pa.ArrowInvalid("a division by zero is left to Spark")
+    return pc.divide(value, by)
+
+
+def _quotient_of_decimals(value: Value, by: Value, scale: Value) -> Value:
+    """Returns the quotient of two decimals, rounded as Spark rounds: to 38 digits behind the point, and then to a scale.
+
+    Arrow gives a quotient `s1 + p2 - s2 + 1` digits behind the point, and cuts off the others. So the dividend first gets
+    as many zeros as there have to be more.
+    """
+    of, divisor = value.type, by.type
+    zeros = max(0, _SCALE_OF_QUOTIENTS + 1 - (of.scale + divisor.precision - divisor.scale + 1))
+    wide = value.cast(pa.decimal256(of.precision + zeros, of.scale + zeros))
+    quotient = pc.divide(wide, by.cast(pa.decimal256(divisor.precision, divisor.scale)))
+    return _rounded(_rounded(quotient, pa.scalar(_SCALE_OF_QUOTIENTS)), scale)
+
+
+def _rounded(value: Value, scale: Value) -> Value:
+    """Returns decimals rounded to the nearest, halves away from zero. Their type has a place for what is rounded up: where
+    there is none, Arrow returns 0.
+    """
+    return pc.round(value.cast(pa.decimal256(76, value.type.scale)), scale.as_py(), "half_towards_infinity")
+
+
+def _chosen(condition: Value, then: Value, other: Value) -> Value:
+    """Returns `other` where the condition is null, too."""
+    return pc.if_else(pc.fill_null(condition, pa.scalar(value=False)), then, other)
+
+
+def _first_case(*parts: Value) -> Value:
+    """Returns the value beside the first condition that holds; else the last part, if there is one of its own, or null."""
+    pairs = len(parts) // 2
+    found = parts[-1] if len(parts) % 2 else pa.scalar(None, parts[1].type)
+    for i in reversed(range(pairs)):
+        found = _chosen(parts[2 * i], parts[2 * i + 1], found)
+    return found
+
+
+def _is_like(value: Value, pattern: Value) -> Value:
+    """Raises pa.ArrowInvalid for bytes that are no text, of which Spark reads the characters."""
+    value.validate(full=True)
+    return pc.match_like(value, pattern.as_py())
+
+
+def _substring(value: Value, start: Value, length: Value) -> Value:
+    """Returns some characters. The first one has the number 1."""
+    begin = start.as_py() - 1
+    return pc.utf8_slice_codeunits(value, begin, begin + length.as_py())
+
+
+def _date_after(day: Value, days: Value) -> Value:
+    return pc.add_checked(day.cast(pa.int32()), days.cast(pa.int32())).cast(pa.date32())
+
+
 FUNCTIONS: Mapping[str, Callable[..., Value]] = {
-    "EqualTo": pc.equal,
-    "LessThan": pc.less,
-    "LessThanOrEqual": pc.less_equal,
-    "GreaterThan": pc.greater,
-    "GreaterThanOrEqual": pc.greater_equal,
+    "EqualTo": _compared(pc.equal),
+    "EqualNullSafe": _equal_or_both_null,
+    "LessThan": _compared(pc.less),
+    "LessThanOrEqual": _compared(pc.less_equal),
+    "GreaterThan": _compared(pc.greater),
+    "GreaterThanOrEqual": _compared(pc.greater_equal),
     "In": _is_in,
     "IsNull": pc.is_null,
     "IsNotNull": pc.is_valid,
     "Not": pc.invert,
     "And": pc.and_kleene,
     "Or": pc.or_kleene,
-    "Add": pc.add_checked,
-    "Subtract": pc.subtract_checked,
-    "Multiply": pc.multiply_checked,
+    "Add": _computed(pc.add_checked),
+    "Subtract": _computed(pc.subtract_checked),
+    "Multiply": _computed(pc.multiply_checked),
+    "Divide": _computed(_quotient),
+    "QuotientOfDecimals": _quotient_of_decimals,
     "Remainder": _remainder,
+    "Round": _rounded,
+    "UnaryMinus": pc.negate_checked,
+    "If": _chosen,
+    "CaseWhen": _first_case,
+    "Coalesce": pc.coalesce,
+    "Like": _is_like,
+    "Substring": _substring,
+    "Length": lambda value: pc.utf8_length(value).cast(pa.int32()),
+    "Year": lambda value: pc.year(value).cast(pa.int32()),
+    "Month": lambda value: pc.month(value).cast(pa.int32()),
+    "DayOfMonth": lambda value: pc.day(value).cast(pa.int32()),
+    "DateAdd": _date_after,
+    "DateDiff": lambda end, begin: pc.subtract_checked(end.cast(pa.int32()), begin.cast(pa.int32())),
     "to_short": lambda value: value.cast(pa.int16()),
     "to_integer": lambda value: value.cast(pa.int32()),
     "to_long": lambda value: value.cast(pa.int64()),
+    "to": lambda value: value,
 }
-"""The functions, by the name of Spark's class."""
-COMPARISONS = frozenset({"EqualTo", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "In"})
-ARITHMETIC = frozenset({"Add", "Subtract", "Multiply", "Remainder"})
+"""The functions, by the name of Spark's class. `to` is a cast to the expression's type."""
+COMPARISONS = frozenset(
+    {"EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
+)
+ARITHMETIC = frozenset({"Add", "Subtract", "Multiply"})

@@ -5,7 +5,7 @@ Equal rows make equal layers, however Spark cut them into tasks and batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,17 @@ from nosync.lsm.columnar.hashing import hash64, is_quick
 def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:
     """Returns whether tasks hash these columns themselves. Else the JVM sends the hash along."""
     return is_quick(schema.field(name).type for name in names)
+
+
+def is_hashed_alike(types: Iterable[pa.DataType]) -> bool:
+    """Returns whether columns of these types have the same hash here as in the JVM. Those of arrays, structs and
+    intervals have not.
+    """
+    t = pa.types
+    return all(
+        is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
+        for type_ in types
+    )
 
 
 def hashed(rows: pa.Table, names: Sequence[str], *, sent: pa.Table, under: str = HASH64_COLUMN) -> pa.Table:

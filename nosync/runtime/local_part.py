@@ -21,7 +21,7 @@ from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import applied, evaluated
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
 from nosync.lsm.columnar.hashing import HASH_BITS, hash64, key_groups_of
-from nosync.lsm.errors import StageError
+from nosync.lsm.errors import ScanError
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan, Reports
@@ -36,7 +36,8 @@ ByShard = list[pa.Table]
 def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) -> Reports:
     """Runs an epoch on the rows of its sources. Returns a report of every (stage, shard).
 
-    Every expression of the flow is of a kind that tasks evaluate. Raises what `run_shard` raises.
+    Every expression of the flow is of a kind that tasks evaluate. Raises what `run_shard` raises, and ScanError where
+    they cannot evaluate one of these rows.
     """
     flow = flow.at_epoch(plan.t).fused
 
@@ -146,8 +147,8 @@ def _expressed(stage: BoundStage, rows: pa.Table, t: int) -> pa.Table:
             }
             made = pa.table(whole | {name: given.column(name) for name in keep})
     except pa.ArrowException as error:
-        raise StageError(
-            f"stage {stage.name} timestamp {t}: its expressions failed: {error}", stage=stage.name, shard="", t=str(t)
+        raise ScanError(
+            f"stage {stage.name} timestamp {t}: its expressions cannot be evaluated here: {error}"
         ) from error
     names = made.column_names
     blank = [

@@ -19,17 +19,37 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.kinds import SOURCE
 from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import Step, applied
 from nosync.lsm.columnar.columns import as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
-from nosync.operators.canonical import canonical_order, hashed
+from nosync.operators.canonical import canonical_order, hashed, is_hashed_alike
 from nosync.runtime.fused_rows import edge_of, renamed
 
 _ROWS_AT_ONCE = 1 << 17
+
+
+def why_not_scanned(flow: BoundFlow) -> str | None:
+    """Says why tasks cannot do all that the JVM does with rows of sources: hash them, place them, and evaluate
+    expressions on the way to the next stage. None: they can.
+    """
+    for segment in flow.segments.values():
+        for source in (flow.stages[name] for name in segment.stages if flow.stages[name].kind == SOURCE):
+            for column in source.schema:
+                if not is_hashed_alike([column.type]):
+                    return f"source {source.name}: column {column.name!r} is {column.type}"
+            edge = edge_of(source, segment.edges) if segment.fused else None
+            for name in edge.jvm if edge is not None else ():
+                if flow.stages[name].options_as(JvmOptions).step is None:
+                    return f"stage {name}: its expressions are not all of a kind that tasks evaluate"
+            if edge is None and not source.is_placed_by_columns:
+                return f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
+    return None
 
 
 class ParquetFile(NamedTuple):
@@ -85,7 +105,7 @@ class Scan:
                     made = renamed(made, schema, schema.names)
                     fed[edges.index(edge)] = hashed(made, edge.key, sent=made)
         except (OSError, pa.ArrowException) as error:
-            raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
+            raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
         return given, fed
 
     def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:

@@ -154,6 +154,21 @@ def event_span(reports: Collection[Report]) -> tuple[int, int] | None:
     return None if oldest is None or newest is None else (oldest, newest)
 
 
+@dataclass(frozen=True)
+class SourceSize:
+    """Says how much the sources recorded in an epoch."""
+
+    rows: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> SourceSize:
+        """Returns what reports say of a flow's sources."""
+        sources = {stage.name for stage in flow.sources}
+        found = [report for (stage, _), report in reports.items() if stage in sources]
+        return cls(sum(report.rows for report in found), sum(report.size_bytes for report in found))
+
+
 def rows_in(reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> int:
     """Returns how many rows the sources recorded in an epoch."""
     sources = {stage.name for stage in flow.sources}

@@ -1,4 +1,6 @@
-"""Runs epochs on Spark: one Spark job for each round of a loop, and one for all the rest."""
+"""Runs epochs on Spark: one Spark job for each round of a loop, and one for all the rest. Where there are few rows the
+driver runs them, without.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from nosync.flow.bound_flow import BoundFlow
 from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, Reports
+from nosync.runtime.local_part import run_epoch
+from nosync.runtime.segment_task import SourceSize
 from nosync.spark.arrow_transfer import handover
+from nosync.spark.driver_epochs import few_rows, is_for_driver
 from nosync.spark.epoch_job import EpochJob, Work
 from nosync.spark.errors import task_errors
 from nosync.spark.file_shuffle import Exchanges
@@ -41,27 +46,33 @@ def run_epochs(
     has_wide_rows: bool = False,
     may_scan: bool = True,
     exchanges: Exchanges | None = None,
+    before: SourceSize | None = None,
     settings: Mapping[str, str],
 ) -> dict[int, Reports]:
-    """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
+    """Runs epochs: one Spark job for each round of each loop, and one for all the rest, or none where the driver can.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
-    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `settings`: of the session
-    meanwhile.
+    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `before`: what the one before
+    had. `settings`: of the session meanwhile.
 
     Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task raised,
     as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
     `may_scan`.
     """
-    flow = flow.at_epoch(plans[0].t)
+    declared, flow = flow, flow.at_epoch(plans[0].t)
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     with task_errors(), turn_of(spark):
+        planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
+        if may_scan and is_for_driver(flow, plans):
+            with settings_for_epochs(spark, settings):
+                tables = few_rows(spark, flow, planned, before)
+            if tables is not None:
+                return {plans[0].t: run_epoch(declared, plans[0], tables)}
         may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
         exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
-        planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
         files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
         by_files = exchanges if exchanges is not None and not files and exchanges.is_next_by_files(spark) else None

@@ -1,11 +1,13 @@
-"""Spark's expressions as those that tasks evaluate themselves (nosync.kernels.expressions), where they are of such a
-kind.
-"""
+"""Spark's expressions as those that Python evaluates itself (nosync.kernels.expressions), where they are of such a kind."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -13,37 +15,71 @@ import pyarrow as pa
 from nosync.kernels.expressions import ARITHMETIC, COMPARISONS, Expression, Step
 
 _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
-_COMPARED = {**_INTEGERS, "string": pa.string(), "boolean": pa.bool_()}
+_FLOATS = {"float": pa.float32(), "double": pa.float64()}
+_TYPES = {
+    **_INTEGERS,
+    **_FLOATS,
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_NO_LITERALS = {"timestamp", "timestamp_ntz"}
+"""Types whose literals Spark writes in the zone of a session."""
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_MOST_DIGITS, _MOST_WIDE_DIGITS = 38, 76
+"""Of a decimal, and of one that Arrow computes with on the way."""
+_LEAST_SCALE = 6
+"""Of a quotient."""
 _WIDTHS = list(_INTEGERS)
+_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
+_REPLACED = {"Between", "Nvl", "NullIf", "Extract", "DatePart"}
+"""Functions that stand for another one, which is their only child."""
 _MOST_DEPTH = 50
 """Of an expression. Tasks get it pickled, and evaluate it, by recursion."""
+_REFERENCE = "CommonExpressionRef"
+_OF_MANY_DIGITS = ('.Divide"', '.Multiply"', '.Add"', '.Subtract"')
+_LIKE, _ESCAPE = '.Like"', " ESCAPE "
 Node = Mapping[str, Any]
 Names = Mapping[int, str]
 """Of the columns of the rows, by Spark's ids for them."""
+Typed = tuple[Expression, str]
+"""An expression, and Spark's name of its type."""
 
 
 class _Other(Exception):
-    """Says that an expression is of a kind that a task cannot evaluate."""
+    """Says that an expression is of a kind that Python cannot evaluate."""
 
 
-def step_of(plan: Any) -> Step | None:
+def step_of(plan: Any, jvm: Any, *, may_lose_digits: bool = True) -> Step | None:
     """Returns a where or a select over rows, as Spark has analyzed it. None where it is of a kind that only Spark
-    evaluates.
+    evaluates. `may_lose_digits`: what the session says of decimals of more than 38 digits.
     """
-    root, *below = json.loads(plan.toJSON())
+    folded = jvm.org.apache.spark.sql.catalyst.optimizer.ConstantFolding.apply(plan)
+    text = folded.toJSON()
+    if _LIKE in text and _ESCAPE in _sql_of(folded):
+        return None  # JSON does not say what escapes in a pattern
+    root, *below = json.loads(text)
     if len(below) != 1 or "output" not in below[0]:  # of columns that other expressions of the same select make
         return None
     names = {_id(nodes[0]): nodes[0]["name"] for nodes in below[0]["output"]}
     try:
         match _name(root):
             case "Filter":
-                return Step(condition=_parsed(root["condition"], names)[0])
+                step = Step(condition=_parsed(root["condition"], names)[0])
             case "Project":
-                return Step(columns=dict(_named(nodes, names) for nodes in root["projectList"]))
+                step = Step(columns=dict(_named(nodes, names) for nodes in root["projectList"]))
             case _:
                 return None
+        return step if may_lose_digits or not any(name in text for name in _OF_MANY_DIGITS) else None
     except _Other:
         return None
+
+
+def _sql_of(plan: Any) -> str:
+    expressions = plan.expressions()
+    return "\n".join(expressions.apply(i).sql() for i in range(expressions.size()))
 
 
 def _named(nodes: Sequence[Node], names: Names) -> tuple[str, Expression]:
@@ -51,7 +87,7 @@ def _named(nodes: Sequence[Node], names: Names) -> tuple[str, Expression]:
     return nodes[0]["name"], _parsed(nodes[1:] if is_alias else nodes, names)[0]
 
 
-def _parsed(nodes: Sequence[Node], names: Names) -> tuple[Expression, str]:
+def _parsed(nodes: Sequence[Node], names: Names) -> Typed:
     """Returns the expression whose nodes these are, each before its children; and the name of its type."""
     left = iter(nodes)
     parsed = _next(left, names)
@@ -60,14 +96,17 @@ def _parsed(nodes: Sequence[Node], names: Names) -> tuple[Expression, str]:
     return parsed
 
 
-def _next(nodes: Iterator[Node], names: Names, depth: int = 0) -> tuple[Expression, str]:
+def _next(nodes: Iterator[Node], names: Names, depth: int = 0, *, is_in_with: bool = False) -> Typed:
     if depth > _MOST_DEPTH:
         raise _Other
     node = next(nodes)
     name = _name(node)
-    children = [_next(nodes, names, depth + 1) for _ in range(node["num-children"])]
-    types = {type_ for _, type_ in children}
-    arguments = tuple(expression for expression, _ in children)
+    if name == "With":
+        if is_in_with:
+            raise _Other  # it is not said which of the two a reference is to
+        children = [_next(nodes, names, depth + 1, is_in_with=i == 0) for i in range(node["num-children"])]
+        return _with(children)
+    children = [_next(nodes, names, depth + 1, is_in_with=is_in_with) for _ in range(node["num-children"])]
     match name:
         case "AttributeReference":
             # Not by the name that it is asked for here, which may be written otherwise: `ID` for `id`.
@@ -76,44 +115,225 @@ def _next(nodes: Iterator[Node], names: Names, depth: int = 0) -> tuple[Expressi
             return _literal(node)
         case "Cast":
             return _cast(children[0], _text(node["dataType"]))
+        case "CommonExpressionRef":
+            return Expression(_REFERENCE), _text(node["dataType"])
+        case "CommonExpressionDef":
+            return children[0]
+        case _ if name in _REPLACED and len(children) == 1:
+            return children[0]
+    arguments, types = [expression for expression, _ in children], [type_ for _, type_ in children]
+    if _is_condition(name, arguments, types):
+        return Expression(name, tuple(arguments)), "boolean"
+    type_ = _type_of_number(name, arguments, types) or _type_of_other(name, arguments, types)
+    if type_ is not None:
+        return Expression(name, tuple(arguments)), type_
+    return _of_decimals(name, children) if name in ARITHMETIC or name == "Divide" else _choice(name, children)
+
+
+def _is_condition(name: str, arguments: Sequence[Expression], types: Sequence[str]) -> bool:
+    is_alike = len(set(types)) == 1 and _is_known({*types})
+    match name:
         case "IsNull" | "IsNotNull":
-            return Expression(name, arguments), "boolean"
-        case "And" | "Or" | "Not" if types == {"boolean"}:
-            return Expression(name, arguments), "boolean"
-        case _ if name in COMPARISONS and len(types) == 1 and types <= _COMPARED.keys():
-            return Expression(name, arguments), "boolean"
-        case "Remainder" if not _is_positive(arguments[1]):
+            return True
+        case "And" | "Or" | "Not":
+            return {*types} == {"boolean"}
+        case "In":
+            return is_alike and not _FLOATS.keys() & types
+        case "Like":
+            return {*types} == {"string"} and _is_pattern(arguments[1])
+        case _:
+            return name in COMPARISONS and is_alike
+
+
+def _type_of_number(name: str, arguments: Sequence[Expression], types: Sequence[str]) -> str | None:
+    """Returns the type of arithmetic on numbers that are no decimals. None: it is something else."""
+    type_ = types[0] if len(set(types)) == 1 else ""
+    match name:
+        case "Remainder" if type_ in _INTEGERS and _is_positive(arguments[1]):
+            return type_
+        case "UnaryMinus" if type_ in _INTEGERS:
+            return type_
+        case "Divide" if type_ == "double":
+            return type_
+        case _ if name in ARITHMETIC and (type_ in _INTEGERS or type_ in _FLOATS):
+            return type_
+    return None
+
+
+def _type_of_other(name: str, arguments: Sequence[Expression], types: Sequence[str]) -> str | None:
+    """Returns the type of a function of texts or dates. None: it is something else."""
+    match (name, *types):
+        case ("Length", "string") | ("Year" | "Month" | "DayOfMonth", "date") | ("DateDiff", "date", "date"):
+            return "integer"
+        case ("Substring", "string", "integer", "integer") if all(map(_is_positive, arguments[1:])):
+            return "string"
+        case ("DateAdd", "date", "byte" | "short" | "integer"):
+            return "date"
+    return None
+
+
+def _choice(name: str, children: Sequence[Typed]) -> Typed:
+    """Returns one of several values of one type. Raises _Other for all else."""
+    conditions: Sequence[Typed] = ()
+    match name:
+        case "Coalesce":
+            values = children
+        case "If":
+            conditions, values = children[:1], children[1:]
+        case "NullIfResult":
+            conditions, values = children[:1], children[1:]
+        case "CaseWhen":
+            pairs = len(children) // 2 * 2
+            conditions, values = children[:pairs:2], [*children[1:pairs:2], *children[pairs:]]
+        case _:
             raise _Other
-        case _ if name in ARITHMETIC and len(types) == 1 and types <= _INTEGERS.keys():
-            return Expression(name, arguments), types.pop()
-    raise _Other
+    types = {type_ for _, type_ in values}
+    if len(types) != 1 or not _is_known(types) or any(type_ != "boolean" for _, type_ in conditions):
+        raise _Other
+    arguments = tuple(expression for expression, _ in children)
+    if name == "NullIfResult":
+        name, arguments = "If", (arguments[0], _null(values[0][1]), arguments[1])
+    return Expression(name, arguments), types.pop()
 
 
-def _literal(node: Node) -> tuple[Expression, str]:
+def _with(children: Sequence[Typed]) -> Typed:
+    """Returns an expression in which another one stands for what refers to it."""
+    if len(children) != 2:
+        raise _Other  # what refers to which is not said
+    (expression, type_), (common, _) = children
+    return _replaced(expression, common), type_
+
+
+def _replaced(expression: Expression, common: Expression) -> Expression:
+    if expression.function == _REFERENCE:
+        return common
+    return replace(expression, arguments=tuple(_replaced(one, common) for one in expression.arguments))
+
+
+def _of_decimals(name: str, children: Sequence[Typed]) -> Typed:
+    """Returns arithmetic on two decimals where each digit is as in Spark. Raises _Other elsewhere."""
+    (p1, s1), (p2, s2) = (_digits(type_) for _, type_ in children)
+    left, right = (expression for expression, _ in children)
+    if name == "Divide":
+        precision, scale = _digits_of_quotient(p1, s1, p2, s2)
+        made = Expression("QuotientOfDecimals", (left, right, _number(scale)))
+        return replace(made, type=pa.decimal128(precision, scale)), f"decimal({precision},{scale})"
+    exact = s1 + s2 if name == "Multiply" else max(s1, s2)
+    precision = p1 + p2 + 1 if name == "Multiply" else max(p1 - s1, p2 - s2) + exact + 1
+    if precision <= _MOST_DIGITS:
+        return Expression(name, (left, right), type=pa.decimal128(precision, exact)), f"decimal({precision},{exact})"
+    return _of_wide_decimals(name, children, precision, exact)
+
+
+def _of_wide_decimals(name: str, children: Sequence[Typed], precision: int, exact: int) -> Typed:
+    """Returns arithmetic whose type has no place for every value. A value that is too long is left to Spark."""
+    if precision > _MOST_WIDE_DIGITS or exact > _MOST_DIGITS:
+        raise _Other
+    wide = [Expression("to", (expression,), type=pa.decimal256(*_digits(type_))) for expression, type_ in children]
+    found: Typed = (
+        Expression(name, tuple(wide), type=pa.decimal128(_MOST_DIGITS, exact)),
+        f"decimal({_MOST_DIGITS},{exact})",
+    )
+    scale = max(_MOST_DIGITS - (precision - exact), min(exact, _LEAST_SCALE))
+    return _cast(found, f"decimal({_MOST_DIGITS},{scale})")
+
+
+def _digits_of_quotient(p1: int, s1: int, p2: int, s2: int) -> tuple[int, int]:
+    """Returns the precision and the scale that Spark gives a quotient. Raises _Other where Arrow has no type for all its
+    digits that count.
+    """
+    before, scale = p1 - s1 + s2, max(_LEAST_SCALE, s1 + p2 + 1)
+    if before + scale > _MOST_DIGITS:
+        scale = max(_MOST_DIGITS - before, min(scale, _LEAST_SCALE))
+    of_arrow = max(_MOST_DIGITS + 1, s1 + p2 - s2 + 1)
+    if before + of_arrow >= _MOST_WIDE_DIGITS:
+        raise _Other
+    return min(before + scale, _MOST_DIGITS), scale
+
+
+def _digits(type_: str) -> tuple[int, int]:
+    """Returns the precision and the scale of a decimal. Raises _Other for another type."""
+    found = _DECIMAL.fullmatch(type_)
+    if found is None:
+        raise _Other
+    return int(found[1]), int(found[2])
+
+
+def _literal(node: Node) -> Typed:
     type_, value = _text(node["dataType"]), node["value"]
-    if type_ not in _COMPARED or value is None:
+    if not _is_known({type_}):
+        raise _Other
+    if value is None:
+        return _null(type_), type_
+    if type_ in _NO_LITERALS:
         raise _Other
     if type_ in _INTEGERS:
         value = int(value)
+    elif type_ in _FLOATS:
+        value = float(value)
     elif type_ == "boolean":
         value = value == "true"
-    return Expression(literal=pa.scalar(value, _COMPARED[type_])), type_
+    elif type_ == "date":
+        value = _date(value)
+    elif type_ != "string":
+        value = Decimal(value)
+    return Expression(literal=pa.scalar(value, _arrow(type_))), type_
 
 
-def _cast(of: tuple[Expression, str], type_: str) -> tuple[Expression, str]:
-    """Returns a cast to a wider integer. Raises _Other for any other cast."""
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:  # a year that Python does not have
+        raise _Other from None
+
+
+def _null(type_: str) -> Expression:
+    return Expression(literal=pa.scalar(None, _arrow(type_)))
+
+
+def _number(value: int) -> Expression:
+    return Expression(literal=pa.scalar(value, pa.int32()))
+
+
+def _cast(of: Typed, to: str) -> Typed:
+    """Returns a cast. Raises _Other for one in which Arrow may come to another value than Spark."""
     expression, before = of
-    if before not in _INTEGERS or type_ not in _INTEGERS or _WIDTHS.index(type_) < _WIDTHS.index(before):
-        raise _Other
-    if type_ == before:
+    if to == before:
         return of
-    if expression.literal is not None:
-        return Expression(literal=expression.literal.cast(_INTEGERS[type_])), type_
-    return Expression(f"to_{type_}", (expression,)), type_
+    if before in _INTEGERS and to in _INTEGERS:
+        if _WIDTHS.index(to) < _WIDTHS.index(before):
+            raise _Other
+        if expression.literal is not None:
+            return Expression(literal=expression.literal.cast(_INTEGERS[to])), to
+        return Expression(f"to_{to}", (expression,)), to
+    # Arrow says where a value has no place in the type.
+    if before in _INTEGERS and (to == "double" or _DECIMAL.fullmatch(to)):
+        if to != "double" and expression.literal is None:  # Arrow wants a type with a place for every number
+            wide = pa.decimal128(_DIGITS[before], 0)
+            expression = Expression("to", (expression,), type=wide)
+        return Expression("to", (expression,), type=_arrow(to)), to
+    (_, scale), (_, scale_there) = _digits(before), _digits(to)
+    if scale_there < scale:
+        expression = Expression("Round", (expression, _number(scale_there)))
+    return Expression("to", (expression,), type=_arrow(to)), to
+
+
+def _is_known(types: set[str]) -> bool:
+    return all(type_ in _TYPES or _DECIMAL.fullmatch(type_) for type_ in types)
+
+
+def _arrow(type_: str) -> pa.DataType:
+    return _TYPES.get(type_) or pa.decimal128(*_digits(type_))
 
 
 def _is_positive(expression: Expression) -> bool:
-    return expression.literal is not None and expression.literal.as_py() > 0
+    return expression.literal is not None and expression.literal.is_valid and expression.literal.as_py() > 0
+
+
+def _is_pattern(expression: Expression) -> bool:
+    """Returns whether Arrow reads it as Spark does, which a backslash is not."""
+    literal = expression.literal
+    return literal is not None and literal.is_valid and "\\" not in literal.as_py()
 
 
 def _id(attribute: Node) -> int:

@@ -33,6 +33,7 @@ from nosync.spark.selecting import selected
 from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
 
+_ALLOW_LOSS = "spark.sql.decimalOperations.allowPrecisionLoss"
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
 _OF_MANY_ROWS = ("AGGREGATE", "GENERATE", "WINDOW")
@@ -224,7 +225,8 @@ class Analyzer:
         described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
         # Of a long one Spark takes seconds to say what it is.
         is_short = stage.kind in (SELECT, WHERE) and len(described) <= _MOST_EXPRESSION_CHARACTERS
-        step = step_of(analyzed(rows)) if plain and is_short else None
+        may_lose = self._settings.get(_ALLOW_LOSS, "true").lower() == "true"
+        step = step_of(analyzed(rows), self._spark._jvm, may_lose_digits=may_lose) if plain and is_short else None
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain, step)
         computed = self._computed_columns(stage, empty, rows)

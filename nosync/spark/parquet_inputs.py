@@ -18,11 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.kinds import SOURCE
-from nosync.flow.stage_options import JvmOptions
-from nosync.lsm.columnar.hashing import is_quick
-from nosync.runtime.fused_rows import edge_of
-from nosync.runtime.scan import ParquetFile
+from nosync.runtime.scan import ParquetFile, why_not_scanned
 
 log = logging.getLogger("nosync")
 
@@ -66,7 +62,9 @@ def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame])
 def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
     if shards > MOST_SHARDS:
         raise _ByJvm(f"each of {shards} shards would read all")
-    _check_evaluated_in_tasks(flow)
+    reason = why_not_scanned(flow)
+    if reason is not None:
+        raise _ByJvm(reason)
     found: dict[str, list[ParquetFile]] = {}
     size_bytes = 0
     for source in flow.sources:
@@ -79,31 +77,6 @@ def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]
     if size_bytes > MOST_BYTES:
         raise _ByJvm(f"it has {size_bytes:,} bytes")
     return found
-
-
-def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
-    """Raises _ByJvm where tasks cannot do all that the JVM does with a source's rows: hash them, and evaluate
-    expressions.
-    """
-    for segment in flow.segments.values():
-        for source in (flow.stages[name] for name in segment.stages if flow.stages[name].kind == SOURCE):
-            for column in source.schema:
-                if not _is_hashed(column.type):
-                    raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
-            edge = edge_of(source, segment.edges) if segment.fused else None
-            for name in edge.jvm if edge is not None else ():
-                if flow.stages[name].options_as(JvmOptions).step is None:
-                    raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
-            if edge is None and not source.is_placed_by_columns:
-                raise _ByJvm(
-                    f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
-                )
-
-
-def _is_hashed(type_: pa.DataType) -> bool:
-    """Returns whether tasks hash it as Spark does, which they do not for arrays, structs and intervals."""
-    t = pa.types
-    return is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
 
 
 def _files_of(frame: DataFrame) -> list[ParquetFile]:

@@ -158,7 +158,8 @@ def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
     found = dict(given)
     for stage in flow.sources:
         if stage.name not in given and stage.table not in given:
-            found[stage.name] = spark.createDataFrame([], from_arrow_schema(stage.schema))
+            # Of a table, which Spark knows to be empty; of a list it does not.
+            found[stage.name] = spark.createDataFrame(stage.schema.empty_table(), from_arrow_schema(stage.schema))
     return found
 
 

@@ -29,6 +29,10 @@ EXCHANGE_ENABLED = "spark.nosync.exchange.enabled"
 """Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle
 (`runtime.file_shuffle`).
 """
+DRIVER_MAX_BYTES = "spark.nosync.driver.maxBytes"
+"""Setting of a session: for how many bytes of rows, at most, the driver runs an epoch by itself
+(nosync.spark.driver_epochs).
+"""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",

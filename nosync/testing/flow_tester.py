@@ -44,7 +44,9 @@ from nosync.lsm.errors import (
     NosyncError,
     NotAvailableError,
     OutOfOrderError,
+    ScanError,
     SchemaError,
+    StageError,
     UnknownStageError,
 )
 from nosync.lsm.manifests.branches import MAIN
@@ -108,7 +110,10 @@ class FlowTester:
             timeline=self._position.timeline,
             instance=self._position.instance,
         )
-        reports = run_epoch(flow, plan, given)
+        try:
+            reports = run_epoch(flow, plan, given)
+        except ScanError as error:
+            raise StageError(f"timestamp {t}: {error}", stage="", shard="", t=str(t)) from error
         self._sealing.seal(flow, t, reports)
         self._given.append(given)
         return epoch_report(t, reports, flow, time.perf_counter() - started, self._position.sealed_at(t))

@@ -22,3 +22,19 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(epoch, "files_to_scan", spied)
     return found
+
+
+@pytest.fixture
+def in_driver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs that the driver begins to run by itself."""
+    from nosync.spark import epoch_run as epoch
+
+    found: list[int] = []
+    run = epoch.run_epoch
+
+    def spied(flow: Any, plan: Any, inputs: Any) -> Any:
+        found.append(plan.t)
+        return run(flow, plan, inputs)
+
+    monkeypatch.setattr(epoch, "run_epoch", spied)
+    return found

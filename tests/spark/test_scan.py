@@ -136,43 +136,6 @@ def test_wide_timestamps_that_others_wrote_are_read_by_the_jvm(
     assert store.read("rows").column("at").to_pylist() == rows.column("at").to_pylist()
 
 
-EXPRESSIONS = [
-    "id = 3", "id <> 3", "3 < id", "id <= n", "id >= -5", "n > 2147483647", "name = 'näme 2'", "name < 'näme 3'", "name >= ''",
-    "flag", "NOT flag", "flag = true", "flag AND n > 2", "flag OR n IS NULL", "NOT (flag AND n > 2)", "n IN (1, -3, 20)",
-    "n IN (id, 3)", "NOT n IN (id, 3)", "3 IN (1, n)",
-    "CAST(n AS INT) = 3", "CAST(n AS BIGINT) = 3", f"id IN ({', '.join(map(str, range(-40, 40)))})",
-    "NOT n IN (1, 2)", "name IN ('', 'näme 1')", "id IS NULL", "name IS NOT NULL", "id % 10 = 3", "id % 7 = -2",
-    "(id + n) % 4 = 1", "id - n > 3", "id * n < -100", "n * 3 = 9", "true", "false"
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_tasks_evaluate_an_expression_as_spark_does(expression: str, spark: SparkSession, tmp_path: Path) -> None:
-    from nosync.kernels.expressions import applied
-    from nosync.spark.expression_translation import step_of
-    from nosync.spark.expressions import analyzed
-
-    rows = rows_of(0)
-    frame = spark.createDataFrame([], ROWS)
-    for query in (frame.where(expression), frame.selectExpr("*", f"{expression} AS made", "1 AS one")):
-        step = step_of(analyzed(query))
-        assert step is not None
-        given = spark.createDataFrame(rows)
-        there = (
-            given.where(expression) if step.condition else given.selectExpr("*", f"{expression} AS made", "1 AS one")
-        )
-        made, numbers = applied([step], rows)
-        assert made.to_pylist() == there.toArrow().to_pylist()
-        assert made.select(rows.column_names).equals(rows.take(pa.array(numbers)))
-
-
-OTHERS = [
-    "id = 1.5", "d > 1", "id / 2 > 1", "id % n = 1", "id % 0 = 1", "id % -3 = 1", "upper(name) = 'A'", "id = NULL", "id <=> 3",
-    "n IN (1, NULL)", "CAST(id AS INT) = 3", "name = 3", "name LIKE 'n%'", "day > '2020-01-01'", "name || 'x' = 'x'", "-id > 3",
-    "IF(flag, id, n) = 3", " + ".join(["id"] * 60) + " > 3", "try_add(id, n) = 3", "id BETWEEN -3 AND 17",
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("terms", [300, 2000])
 def test_a_long_expression_costs_nothing_and_fails_nowhere(
     terms: int, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
@@ -186,16 +149,6 @@ def test_a_long_expression_costs_nothing_and_fails_nowhere(
     assert scans == [False]
     ids = {id for id in rows_of(0).column("id").to_pylist() if id is not None and id >= is_sum}
     assert {*store.read("out").column("id").to_pylist()} == ids
-
-
-@pytest.mark.parametrize("expression", OTHERS)
-def test_other_expressions_are_left_to_spark(expression: str, spark: SparkSession) -> None:
-    from nosync.spark.expression_translation import step_of
-    from nosync.spark.expressions import analyzed
-
-    frame = spark.createDataFrame([], f"{ROWS}, d double, day date")
-    assert step_of(analyzed(frame.where(expression))) is None
-    assert step_of(analyzed(frame.selectExpr(f"{expression} AS made"))) is None
 
 
 def test_columns_are_found_by_whatever_case_they_are_asked_for(
@@ -212,13 +165,6 @@ def test_columns_are_found_by_whatever_case_they_are_asked_for(
         found.append(digests(store))
     assert scans == [True, False]
     assert found[0] == found[1]
-
-
-def test_columns_that_others_of_the_same_select_make_are_left_to_spark(spark: SparkSession) -> None:
-    from nosync.spark.expression_translation import step_of
-    from nosync.spark.expressions import analyzed
-
-    assert step_of(analyzed(spark.createDataFrame([], ROWS).selectExpr("id + 1 AS more", "more + 1 AS most"))) is None
 
 
 # --- what tasks cannot read after all ---------------------------------------------------------------------------------
@@ -281,7 +227,7 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
     monkeypatch.setattr(files, "_size_bytes", replaced_after)
     job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
     assert scans == [True]
-    assert "0.parquet is not the file any more that it was when the epoch began; the JVM reads them" in caplog.text
+    assert "0.parquet is not the file any more that it was when the epoch began; Spark computes it" in caplog.text
     assert sorted(map(repr, store.read("rows").to_pylist())) == sorted(map(repr, rows_of(1).to_pylist()))
 
 

@@ -15,6 +15,7 @@ import nosync
 from nosync.flow.tables import CHANGE_TYPES
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.spark.plans.verifying import different
+from tests.helpers.driver import driver_runs
 from tests.views.clauses import KEYS, SCHEMAS
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ def run(
     epochs: int,
     shards: Sequence[int],
 ) -> nosync.Job:
-    """Runs views for some epochs, each with the next number of shards. Fails where a view is not what Spark gives."""
+    """Runs views for some epochs, each with the next number of shards, by the driver and by Spark in turn. Fails where a
+    view is not what Spark gives.
+    """
     flow = flow_over_inputs()
     for name, query in queries.items():
         flow.sql(name, query, spark=spark)
@@ -150,7 +153,8 @@ def run(
     for t in range(epochs):
         if t and shards[t % len(shards)] != shards[(t - 1) % len(shards)]:
             job.rescale(shards[t % len(shards)])
-        job.advance(t, frames(spark, inputs.epoch(t)))
+        with driver_runs(spark, "64m" if t % 2 == 0 else "0"):
+            job.advance(t, frames(spark, inputs.epoch(t)))
         tables = {name: inputs.contents(name) for name in SCHEMAS}
         found = list(differences(spark, job, queries, tables))
         assert not found, f"epoch {t} of seed {inputs.seed}:\n" + "\n".join(found)

@@ -8,6 +8,7 @@ import pytest
 
 import nosync
 from tests.conftest import OpenStore
+from tests.helpers.driver import driver_runs
 from tests.views.both_ways import differences, flow_over_inputs, frames
 from tests.views.nexmark import KEYS, Q11, QUERIES, SCHEMAS, Rows, sessions
 
@@ -31,7 +32,8 @@ def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenS
     for t in range(3):
         if t == 2:
             job.rescale(5 - shards)
-        job.advance(t, frames(spark, rows.epoch(t)))
+        with driver_runs(spark, "64m" if t else "0"):
+            job.advance(t, frames(spark, rows.epoch(t)))
         found = list(differences(spark, job, queries, rows.tables()))
         assert not found, f"epoch {t}:\n" + "\n".join(found)
     empty = [name for name in queries if not job.read(name).count()]

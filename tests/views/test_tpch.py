@@ -12,7 +12,9 @@ import pytest
 import nosync
 from bench.tpch import KEYS, QUERIES, SCHEMAS, Tables
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+from nosync.spark.schemas import parse_ddl
 from tests.conftest import OpenStore
+from tests.helpers.driver import driver_runs
 from tests.views.both_ways import differences, flow_over_inputs, frames
 
 if TYPE_CHECKING:
@@ -71,23 +73,36 @@ def epochs_of(generator: Tables) -> list[dict[str, pa.Table]]:
 
 
 def advance(spark: SparkSession, job: nosync.Job, t: int, given: Mapping[str, pa.Table]) -> None:
-    nothing = {name: spark.createDataFrame([], ddl) for name, ddl in SCHEMAS.items() if name not in given}
+    nothing = {
+        name: spark.createDataFrame(parse_ddl(ddl).empty_table()) for name, ddl in SCHEMAS.items() if name not in given
+    }
     job.advance(t, {**nothing, **frames(spark, given)})
+
+
+BY_SPARK_ALONE = ("q8", "q14")
+"""The queries with quotients of so many digits that Arrow has no type for them."""
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shards", [1, 4])
-def test_all_queries_are_what_spark_gives(spark: SparkSession, open_store: OpenStore, shards: int) -> None:
-    job = nosync.Job(declared(spark, QUERIES), open_store(retain=100), spark=spark, shards=shards)
+def test_all_queries_are_what_spark_gives(
+    spark: SparkSession, open_store: OpenStore, shards: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With four shards the driver runs the second epoch, of those queries that it can run."""
+    caplog.set_level("DEBUG", "nosync")
+    queries = {name: query for name, query in QUERIES.items() if shards == 1 or name not in BY_SPARK_ALONE}
+    job = nosync.Job(declared(spark, queries), open_store(retain=100), spark=spark, shards=shards)
     there = There()
     for t, given in enumerate(epochs_of(Tables(ORDERS))):
-        advance(spark, job, t, there.give(given))
-        found = list(differences(spark, job, QUERIES, there.tables()))
+        with driver_runs(spark, "64m" if t else "0"):
+            advance(spark, job, t, there.give(given))
+        found = list(differences(spark, job, queries, there.tables()))
         assert not found, f"epoch {t}:\n" + "\n".join(found)
+    assert ("is run by the driver" in caplog.text) == (shards == 4)
     session = spark.newSession()
     for name, table in there.tables().items():
         session.createDataFrame(table).createOrReplaceTempView(name)
-    empty = [name for name, query in QUERIES.items() if not session.sql(query).count()]
+    empty = [name for name, query in queries.items() if not session.sql(query).count()]
     assert not empty, "a query without an answer shows nothing"
 
 

@@ -1,0 +1,19 @@
+"""Epochs that the driver runs by itself, which sessions of tests leave to Spark otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def driver_runs(spark: SparkSession, size: str = "64m") -> Iterator[None]:
+    """Lets the driver run what has at most `size` of rows; "0": nothing."""
+    from nosync.spark.session import DRIVER_MAX_BYTES, conf_set
+
+    with conf_set(spark, {DRIVER_MAX_BYTES: size}):
+        yield

@@ -1,0 +1,344 @@
+"""Epochs of few rows that the driver runs by itself: the same layers as by Spark, which runs all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import nosync
+from nosync import Stage
+from nosync.lsm.errors import NosyncError
+from nosync.spark.schemas import parse_ddl
+from tests.conftest import OpenStore
+from tests.helpers.driver import driver_runs
+from tests.helpers.orders import digests
+from tests.helpers.rows_by_two_ways import (
+    ROWS,
+    SHARDS,
+    WIDE,
+    by_expression,
+    by_id,
+    by_nothing,
+    job_of,
+    joined,
+    rows_of,
+    wide_rows,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+EVENTS = "word string, n bigint, at timestamp"
+
+
+def placed_by_a_text(flow: nosync.Dataflow) -> None:
+    """Expressions between two stages that are both recorded, and several that take the rows of one."""
+    sums = flow.source("rows", ROWS).aggregate("sums", key=["name"], n=nosync.sum("n"), of=nosync.count())
+    sums.where("large", "n > 0").select("named", "name", "n % 5 AS rest", "of").aggregate(
+        "by_rest", key=["rest"], n=nosync.count()
+    )
+    sums.select("halves", "CAST(n AS DECIMAL(20, 2)) / nullif(CAST(of AS DECIMAL(20, 0)), 0) AS mean", "name").dedupe(
+        "means", key=["mean"]
+    )
+
+
+def of_event_time(flow: nosync.Dataflow) -> None:
+    events = flow.source("events", EVENTS)
+    events.window("tumbling", key=["word"], time="at", size="10 minutes", watermark="5 minutes", n=nosync.sum("n"))
+    events.window("sessions", key=["word"], time="at", gap="5 minutes", watermark="10 minutes", rows=nosync.count())
+    events.dedupe("once", key=["word"], time="at", watermark="5 minutes", within="20 minutes")
+
+
+def of_a_loop(flow: nosync.Dataflow) -> None:
+    rows = flow.source("rows", ROWS)
+    links = rows.where("valid", "id IS NOT NULL AND n IS NOT NULL").select("links", "id AS node", "n AS next")
+
+    def follow(reached: Stage) -> Stage:
+        return reached.join("hops", links, on=["node"]).select("following", "CAST(next AS BIGINT) AS node")
+
+    roots = rows.where("roots_there", "id = 3").select("roots", "id AS node")
+    roots.iterate("reached", follow).aggregate("count", key=[], nodes=nosync.count())
+
+
+def of_a_table(flow: nosync.Dataflow) -> None:
+    flow.table("rows", ROWS, key=["id", "n"]).aggregate("out", key=["flag"], n=nosync.count(), most=nosync.max("name"))
+
+
+def given(name: str, t: int) -> pa.Table:
+    if name == "events":
+        at = [pa.scalar(1_750_000_000_000_000 + (t * 900 + i * 37 % 1100) * 1_000_000).as_py() for i in range(60)]
+        words = [["a", "b", None, "c"][i % 4] for i in range(60)]
+        return pa.table({"word": words, "n": range(60), "at": pa.array(at, pa.timestamp("us", "UTC"))})
+    return rows_of(t, 150) if name == "rows" else rows_of(t + 7, 90)
+
+
+FLOWS = [by_id, by_expression, joined, placed_by_a_text, of_event_time, of_a_loop, of_a_table]
+
+
+def advance(job: nosync.Job, spark: SparkSession, t: int) -> None:
+    if job.flow.sources[0].table is not None:
+        rows = rows_of(t, 150).group_by(["id", "n"]).aggregate([("name", "max"), ("flag", "max")])
+        rows = rows.rename_columns(["id", "n", "name", "flag"]).filter(pc.is_valid(pc.add(rows["id"], rows["n"])))
+        job.advance(t, {"rows": spark.createDataFrame(rows)})
+        return
+    job.advance(t, {source.name: spark.createDataFrame(given(source.name, t)) for source in job.flow.sources})
+
+
+@pytest.mark.parametrize("make", FLOWS)
+def test_layers_are_the_same_as_by_spark(
+    make: Callable[[nosync.Dataflow], None], spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    """The second store's epochs are run by the one and by the other in turn."""
+    found = []
+    for way in ("spark", "both"):
+        store = open_store(way)
+        job = job_of(make, spark, store)
+        for t in range(3):
+            with driver_runs(spark, "64m" if way == "both" and t != 1 else "0"):
+                advance(job, spark, t)
+        found.append(digests(store))
+    assert in_driver == [0, 2]
+    assert found[0] == found[1]
+    assert len(found[0]) >= SHARDS * 3
+
+
+@pytest.mark.parametrize("key", ["b", "l", "flag", "text", "bytes", "day", "at", "local", "amount", "large"])
+def test_every_type_is_fetched_and_hashed_as_by_spark(
+    key: str, spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    found = []
+    for size in ("64m", "0"):
+        flow = nosync.Dataflow("f")
+        flow.source("rows", WIDE).select("few", key, "s").aggregate("out", key=[key], n=nosync.count())
+        store = open_store(size)
+        with driver_runs(spark, size):
+            nosync.Job(flow, store, spark=spark, shards=SHARDS).advance(
+                0, {"rows": spark.createDataFrame(wide_rows(), WIDE)}
+            )
+        found.append(digests(store))
+    assert in_driver == [0]
+    assert found[0] == found[1]
+
+
+def test_no_rows_are_not_asked_for(spark: SparkSession, open_store: OpenStore, in_driver: list[int]) -> None:
+    """Neither of what is in memory and empty, nor to find out how much there is of the rest."""
+    job, nothing = job_of(joined, spark, open_store()), rows_of(0).slice(0, 0)
+    cached = spark.createDataFrame(nothing).persist()
+    cached.count()
+    spark.sparkContext.setJobGroup("nosync-no-rows", "")
+    with driver_runs(spark):
+        job.advance(0, {"rows": spark.createDataFrame(nothing), "others": cached})
+    tracker = spark.sparkContext.statusTracker()
+    assert tracker.getJobIdsForGroup("nosync-no-rows") == []
+    assert in_driver == [0]
+
+
+# --- what Spark runs --------------------------------------------------------------------------------------------------
+
+
+def many_rows(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(rows_of(0, 400))
+
+
+def rows_of_unknown_number(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(rows_of(0, 10).to_pylist(), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "size", "why"),
+    [
+        (by_id, many_rows, "2k", "bytes, by what is known of them, and the driver runs 2,048"),
+        (by_id, many_rows, "0", "spark.nosync.driver.maxBytes is 0"),
+        (by_id, rows_of_unknown_number, "1g", "nothing is known of how many rows it has"),
+        (by_nothing, many_rows, "64m", "stage same has a function, or expressions, that only tasks or Spark evaluate"),
+    ],
+)
+def test_spark_runs_what_is_large_or_needs_it(
+    make: Callable[[nosync.Dataflow], None],
+    rows: Callable[[SparkSession], DataFrame],
+    size: str,
+    why: str,
+    spark: SparkSession,
+    open_store: OpenStore,
+    in_driver: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG", "nosync")
+    job = job_of(make, spark, open_store())
+    with driver_runs(spark, size):
+        job.advance(0, {"rows": rows(spark)})
+    assert in_driver == []
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "make"),
+    [
+        ("id bigint, tags array<string>", lambda rows: rows.aggregate("out", key=["id"], n=nosync.count())),
+        (
+            "id bigint, x double",
+            lambda rows: rows.where("w", "sqrt(x) > 1").aggregate("o", key=["id"], n=nosync.count()),
+        ),
+        ("id bigint, x double", lambda rows: rows.update("u", key=["id"], state="x double", fn=lambda new, old: new)),
+    ],
+)
+def test_flows_of_other_kinds_are_run_by_spark(
+    columns: str, make: Callable[[Stage], Any], spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    flow = nosync.Dataflow("f")
+    make(flow.source("rows", columns))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    with driver_runs(spark):
+        job.advance(0, {"rows": spark.createDataFrame(parse_ddl(columns).empty_table())})
+    assert in_driver == []
+
+
+def test_a_setting_that_is_no_size_is_an_error_that_names_it(spark: SparkSession, open_store: OpenStore) -> None:
+    job = job_of(by_id, spark, open_store())
+    with (
+        driver_runs(spark, "many"),
+        pytest.raises(nosync.FlowError, match=r"spark.nosync.driver.maxBytes is 'many', expected a size such as '4m'"),
+    ):
+        job.advance(0, {"rows": many_rows(spark)})
+    with driver_runs(spark, "4m"):
+        job.advance(0, {"rows": many_rows(spark)})
+
+
+def test_replays_and_recoveries_are_run_by_spark(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    store = open_store(retain=100)
+    job = job_of(by_id, spark, store)
+    with driver_runs(spark):
+        for t in range(2):
+            job.advance(t, {"rows": spark.createDataFrame(rows_of(t))})
+        before = digests(store)
+        lost = [path for path in store.directory.root.rglob("*.layer") if "out" in str(path)]
+        for path in lost:
+            path.unlink()
+        assert job.recover().recomputed == len(lost)
+    assert in_driver == [0, 1]
+    assert digests(store) == before
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def of_doubles(flow: nosync.Dataflow) -> None:
+    rows = flow.source("rows", "id bigint, x double").where("large", "x > 1")
+    rows.aggregate("out", key=["id"], n=nosync.count())
+
+
+def of_doubles_later(flow: nosync.Dataflow) -> None:
+    """What cannot be computed is between two stages; the first has recorded its layers by then."""
+    means = flow.source("rows", "id bigint, x double").aggregate("means", key=["id"], mean=nosync.mean("x"))
+    means.where("large", "mean > 1").select("named", "id", "id % 2 AS odd").aggregate(
+        "of_all", key=["odd"], n=nosync.count()
+    )
+    means.where("larger", "mean > 1").aggregate("out", key=["id"], n=nosync.count())
+
+
+def doubles(spark: SparkSession, *values: float) -> DataFrame:
+    return spark.createDataFrame(pa.table({"id": range(len(values)), "x": pa.array(values, pa.float64())}))
+
+
+@pytest.mark.parametrize("make", [of_doubles, of_doubles_later])
+def test_an_epoch_that_the_driver_cannot_compute_is_run_by_spark_and_so_are_later_ones(
+    make: Callable[[nosync.Dataflow], None],
+    spark: SparkSession,
+    open_store: OpenStore,
+    in_driver: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A NaN is larger than all else in Spark, and than nothing in Arrow."""
+    caplog.set_level("INFO", "nosync")
+    store = open_store()
+    job = job_of(make, spark, store)
+    with driver_runs(spark):
+        job.advance(0, {"rows": doubles(spark, 0.5, 2.0)})
+        job.advance(1, {"rows": doubles(spark, 0.5, float("nan"), 3.0)})
+        job.advance(2, {"rows": doubles(spark, 7.0)})
+    assert in_driver == [0, 1]
+    assert "a NaN is left to Spark; Spark computes it, and the job's later epochs" in caplog.text
+    out = {row["id"]: row["n"] for row in store.read("out").to_pylist()}
+    assert out == ({0: 1, 1: 2, 2: 1} if make is of_doubles else {0: 1, 1: 1, 2: 1})
+
+
+def test_an_overflow_is_told_as_spark_tells_it(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", ROWS).where("large", "id + 9223372036854775800 > 5").dedupe("out", key=["id"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    with driver_runs(spark), pytest.raises(NosyncError, match="ARITHMETIC_OVERFLOW"):
+        job.advance(0, {"rows": many_rows(spark)})
+
+
+def test_rows_that_spark_cannot_make_are_told_as_elsewhere(spark: SparkSession, open_store: OpenStore) -> None:
+    job = job_of(of_doubles, spark, open_store())
+    broken = doubles(spark, 1.0).selectExpr("id", "CAST(raise_error('it is broken') AS DOUBLE) AS x")
+    with driver_runs(spark), pytest.raises(NosyncError, match="it is broken"):
+        job.advance(0, {"rows": broken})
+
+
+def test_what_an_epoch_that_died_in_the_driver_left_is_used(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nosync.runtime import local_part
+
+    clean, store = open_store("clean"), open_store("died")
+    advance(job_of(placed_by_a_text, spark, clean), spark, 0)
+    job, run, calls = job_of(placed_by_a_text, spark, store), local_part.run_shard, []
+
+    def dies(task: Any, shard: int, batches: Any) -> Any:
+        calls.append(shard)
+        if len(calls) > SHARDS + 1:
+            raise KeyboardInterrupt
+        return run(task, shard, batches)
+
+    with driver_runs(spark):
+        with monkeypatch.context() as patched:
+            patched.setattr(local_part, "run_shard", dies)
+            with pytest.raises(KeyboardInterrupt):
+                advance(job, spark, 0)
+        assert 0 < len(digests(store)) < len(digests(clean))
+        with pytest.raises(nosync.DeterminismError, match=r"job.rewind\(-1\) first"):
+            job.advance(0, {"rows": spark.createDataFrame(rows_of(9, 150))})
+        advance(job, spark, 0)
+    assert digests(store) == digests(clean)
+    assert in_driver == [0, 0, 0]
+
+
+def test_batches_of_a_stream_are_run_by_the_driver(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], tmp_path: Path
+) -> None:
+    """Spark knows how large the files are that a batch is made of."""
+    (tmp_path / "in").mkdir()
+    store = open_store()
+    job = job_of(by_id, spark, store)
+    for t in range(3):
+        spark.createDataFrame(rows_of(t, 50)).coalesce(1).write.mode("append").json(str(tmp_path / "in"))
+    stream = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
+    with driver_runs(spark):
+        job.stream({"rows": stream}, checkpoint=tmp_path / "cp", trigger={"availableNow": True}).awaitTermination()
+    assert in_driver == [0, 1, 2]
+    assert store.read("rows").num_rows == 150
+
+
+def test_batches_of_which_nothing_is_known_are_few_where_the_one_before_had_few(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first is run by Spark, for nothing was before it. A large one is, too, and so is the next."""
+    caplog.set_level("DEBUG", "nosync")
+    store = open_store()
+    job, sizes = job_of(by_id, spark, store), [20, 30, 0, 1_000, 5_000, 10, 10]
+    with driver_runs(spark, "200k"):
+        for t, n in enumerate(sizes):
+            job.advance(t, {"rows": spark.createDataFrame(rows_of(t, n).to_pylist(), ROWS)})
+    assert in_driver == [1, 2, 3, 6]
+    assert "source rows has more than 4,000 rows, where the epoch before had few" in caplog.text
+    assert store.read("rows").num_rows == sum(sizes)
