@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 from nosync.lsm.columnar.columns import Indices
 
 Value: TypeAlias = "pa.ChunkedArray | pa.Scalar"
-_SCALE_OF_QUOTIENTS = 38
-"""The digits behind the point to which Spark rounds a quotient of decimals before all else."""
+_MOST_SCALE = 38
+"""Of a decimal."""
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""Of the years 1 to 9999: Arrow has 16 bits for a year."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
     numbers: Indices = np.arange(rows.num_rows)
     for step in steps:
         if step.condition is None:
-            columns = [_column(evaluated(one, rows), rows.num_rows) for one in step.columns.values()]
+            known: dict[int, Value] = {}
+            columns = [_column(evaluated(one, rows, known), rows.num_rows) for one in step.columns.values()]
             rows = pa.Table.from_arrays(columns, list(step.columns))
             continue
         passes = pc.fill_null(_column(evaluated(step.condition, rows), rows.num_rows), fill_value=False)
@@ -62,14 +65,21 @@ def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
     return rows, numbers
 
 
-def evaluated(expression: Expression, rows: pa.Table) -> Value:
-    """Returns the value of each row, or of all."""
+def evaluated(expression: Expression, rows: pa.Table, known: dict[int, Value] | None = None) -> Value:
+    """Returns the value of each row, or of all. `known`: values over these rows, by the ids of the objects whose they are:
+    an expression that stands at several places is one object there, and is evaluated once.
+    """
     if expression.column:
         return rows.column(expression.column)
     if expression.literal is not None:
         return expression.literal
-    value = FUNCTIONS[expression.function](*(evaluated(one, rows) for one in expression.arguments))
-    return value if expression.type is None else value.cast(expression.type)
+    known = {} if known is None else known
+    value = known.get(id(expression))
+    if value is None:
+        value = FUNCTIONS[expression.function](*(evaluated(one, rows, known) for one in expression.arguments))
+        value = value if expression.type is None else value.cast(expression.type)
+        known[id(expression)] = value
+    return value
 
 
 def _column(value: Value, rows: int) -> pa.ChunkedArray:
@@ -134,16 +144,15 @@ def _quotient(value: Value, by: Value) -> Value:
 
 
 def _quotient_of_decimals(value: Value, by: Value, scale: Value) -> Value:
-    """Returns the quotient of two decimals, rounded as Spark rounds: to 38 digits behind the point, and then to a scale.
+    """Returns the quotient of two decimals, rounded to a scale as Spark rounds: once, whatever digits are cut off before.
 
     Arrow gives a quotient `s1 + p2 - s2 + 1` digits behind the point, and cuts off the others. So the dividend first gets
-    as many zeros as there have to be more.
+    as many zeros as there have to be more, for a digit behind the last that a scale can have.
     """
     of, divisor = value.type, by.type
-    zeros = max(0, _SCALE_OF_QUOTIENTS + 1 - (of.scale + divisor.precision - divisor.scale + 1))
+    zeros = max(0, _MOST_SCALE + 1 - (of.scale + divisor.precision - divisor.scale + 1))
     wide = value.cast(pa.decimal256(of.precision + zeros, of.scale + zeros))
-    quotient = pc.divide(wide, by.cast(pa.decimal256(divisor.precision, divisor.scale)))
-    return _rounded(_rounded(quotient, pa.scalar(_SCALE_OF_QUOTIENTS)), scale)
+    return _rounded(pc.divide(wide, by.cast(pa.decimal256(divisor.precision, divisor.scale))), scale)
 
 
 def _rounded(value: Value, scale: Value) -> Value:
@@ -167,16 +176,24 @@ def _first_case(*parts: Value) -> Value:
     return found
 
 
-def _is_like(value: Value, pattern: Value) -> Value:
-    """Raises pa.ArrowInvalid for bytes that are no text, of which Spark reads the characters."""
+def _text(value: Value) -> Value:
+    """Raises pa.ArrowInvalid for bytes that are no text, of which Spark reads the characters in its own way."""
     value.validate(full=True)
-    return pc.match_like(value, pattern.as_py())
+    return value
+
+
+def _date(value: Value) -> Value:
+    """Raises pa.ArrowInvalid for a day of a year that has more than four digits."""
+    days = value.cast(pa.int32())
+    if _is_any(pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))):
+        raise pa.ArrowInvalid("a date after the year 9999, or before the year 1, is left to Spark")
+    return value
 
 
 def _substring(value: Value, start: Value, length: Value) -> Value:
     """Returns some characters. The first one has the number 1."""
     begin = start.as_py() - 1
-    return pc.utf8_slice_codeunits(value, begin, begin + length.as_py())
+    return pc.utf8_slice_codeunits(_text(value), begin, begin + length.as_py())
 
 
 def _date_after(day: Value, days: Value) -> Value:
@@ -207,12 +224,12 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "If": _chosen,
     "CaseWhen": _first_case,
     "Coalesce": pc.coalesce,
-    "Like": _is_like,
+    "Like": lambda value, pattern: pc.match_like(_text(value), pattern.as_py()),
     "Substring": _substring,
-    "Length": lambda value: pc.utf8_length(value).cast(pa.int32()),
-    "Year": lambda value: pc.year(value).cast(pa.int32()),
-    "Month": lambda value: pc.month(value).cast(pa.int32()),
-    "DayOfMonth": lambda value: pc.day(value).cast(pa.int32()),
+    "Length": lambda value: pc.utf8_length(_text(value)).cast(pa.int32()),
+    "Year": lambda value: pc.year(_date(value)).cast(pa.int32()),
+    "Month": lambda value: pc.month(_date(value)).cast(pa.int32()),
+    "DayOfMonth": lambda value: pc.day(_date(value)).cast(pa.int32()),
     "DateAdd": _date_after,
     "DateDiff": lambda end, begin: pc.subtract_checked(end.cast(pa.int32()), begin.cast(pa.int32())),
     "to_short": lambda value: value.cast(pa.int16()),

@@ -7,7 +7,8 @@ layers have the same digests. Spark runs an epoch
 - whose rows may be more than `spark.nosync.driver.maxBytes`, by what Spark's optimizer knows of them, or by what the
   epoch before had where it knows nothing (of Kafka, say): then the driver fetches a few times as many, and looks if
   there are more;
-- with functions of users, which stay in the processes of tasks, and expressions that Arrow does not evaluate alike;
+- with functions of users, which stay in the processes of tasks unless `spark.nosync.driver.functions.enabled` is true,
+  and expressions that Arrow does not evaluate alike;
 - of a store that daemons keep, whose tasks run where the layers are;
 - of a recovery, a replay or a backfill, whose size nobody knows before.
 
@@ -32,28 +33,26 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JvmOptions
 from nosync.flow.tables import NewestRows
 from nosync.kernels.over_partition import OverPartition
-from nosync.lsm.errors import FlowError
+from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
-from nosync.runtime.epoch_plan import EpochPlan
+from nosync.runtime.epoch_plan import EpochPlan, Reports
+from nosync.runtime.local_part import run_epoch
 from nosync.runtime.scan import why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.generators import Explode, Replicate
 from nosync.spark.plans.whole_groups import WholeGroups
 from nosync.spark.selecting import selected
-from nosync.spark.session import DRIVER_MAX_BYTES
+from nosync.spark.session import DRIVER_FUNCTIONS_ENABLED, DRIVER_MAX_BYTES, is_enabled
 
 log = logging.getLogger("nosync")
 
 _DEFAULT_MAX_BYTES = 4 << 20
-_UNKNOWN_BYTES = 1 << 60
-"""What Spark takes a plan to have of which it knows nothing; or more, for what is made of such plans."""
-_ALL = 1 << 60
-"""Of rows."""
+_UNKNOWN_BYTES = 1 << 50
+"""Spark takes a plan of which it knows nothing to have 2 ** 63 bytes; a part of them, for some of its columns."""
 _LEAST_ROWS, _TIMES_AS_MANY = 1_000, 4
 """How many rows are fetched to see whether there are more; and how many times as many as the epoch before had."""
-_WITH_ALL_ROWS = frozenset({"LocalRelation", "InMemoryRelation"})
-"""Plans that know how many rows they have: others estimate it."""
+_TEXT_BYTES = 16
 _OURS = (NewestRows, OverPartition, WholeGroups, Explode, Replicate)
 """Functions of stages that users did not write."""
 
@@ -62,34 +61,59 @@ class _BySpark(Exception):
     """Says why Spark has to run an epoch."""
 
 
-def is_for_driver(flow: BoundFlow, plans: Sequence[EpochPlan]) -> bool:
-    """Returns whether the driver could run an epoch if it had few rows. `flow`: as it is at that epoch."""
-    try:
-        _check_kind(flow, plans)
-    except _BySpark as reason:
-        log.debug("epoch %d of flow %s is run by Spark: %s", plans[0].t, flow.name, reason)
-        return False
-    return True
+class DriverEpochs:
+    """Runs those epochs of a job that have few rows."""
+
+    def __init__(self) -> None:
+        self._before: SourceSize | None = None
+        self._is_off = False
+
+    def note_size(self, size: SourceSize) -> None:
+        """Notes how much an epoch had, whoever ran it."""
+        self._before = size
+
+    def may_run(self, spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]) -> bool:
+        """Returns whether the driver runs an epoch if it has few rows. `flow`: as it is at that epoch.
+
+        Raises FlowError where the session's setting of functions is neither true nor false.
+        """
+        if self._is_off:
+            return False
+        try:
+            _check_kind(spark, flow, plans)
+        except _BySpark as reason:
+            log.debug("epoch %d of flow %s is run by Spark: %s", plans[0].t, flow.name, reason)
+            return False
+        return True
+
+    def few_rows(
+        self, spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame]
+    ) -> dict[str, pa.Table] | None:
+        """Returns the rows of each source, which Spark makes; None where they are many, or may be.
+
+        Raises FlowError where the session's setting of how many are few is no number of bytes.
+        """
+        try:
+            tables = _fetched(spark, flow, inputs, self._before)
+        except _BySpark as reason:
+            log.debug("an epoch of flow %s is run by Spark: %s", flow.name, reason)
+            return None
+        log.debug("an epoch of flow %s is run by the driver: %d rows", flow.name, sum(map(len, tables.values())))
+        return tables
+
+    def run(self, flow: BoundFlow, plan: EpochPlan, tables: Mapping[str, pa.Table]) -> dict[int, Reports] | None:
+        """Runs an epoch, and returns what `run_epochs` returns. None where Spark is to run it, and later ones, on the same
+        rows: there is something in them that Arrow does not compute, or not as Spark does. Raises what tasks raise.
+        """
+        try:
+            return {plan.t: run_epoch(flow, plan, tables)}
+        except ScanError as error:
+            log.info("epoch %d: %s; Spark computes it, and the job's later epochs", plan.t, error)
+            self._is_off = True
+            return None
 
 
-def few_rows(
-    spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], before: SourceSize | None
-) -> dict[str, pa.Table] | None:
-    """Returns the rows of each source, which Spark makes; None where they are many, or may be. `before`: what the epoch
-    before had; None: that is not known.
-
-    Raises FlowError where the session's setting of how many are few is no number of bytes.
-    """
-    try:
-        tables = _fetched(spark, flow, inputs, before)
-    except _BySpark as reason:
-        log.debug("an epoch of flow %s is run by Spark: %s", flow.name, reason)
-        return None
-    log.debug("an epoch of flow %s is run by the driver: %d rows", flow.name, sum(map(len, tables.values())))
-    return tables
-
-
-def _check_kind(flow: BoundFlow, plans: Sequence[EpochPlan]) -> None:
+def _check_kind(spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]) -> None:
     """Raises _BySpark for what no number of rows would make an epoch of the driver."""
     plan = plans[0]
     if len(plans) > 1 or plan.compute is not None or plan.skip:
@@ -101,9 +125,12 @@ def _check_kind(flow: BoundFlow, plans: Sequence[EpochPlan]) -> None:
     reason = why_not_scanned(flow)
     if reason is not None:
         raise _BySpark(reason)
+    of_users = [stage.name for stage in flow.stages.values() if _has_function_of_user(stage)]
+    if of_users and not is_enabled(spark, DRIVER_FUNCTIONS_ENABLED, "false"):
+        raise _BySpark(f"stage {of_users[0]} has a function, and {DRIVER_FUNCTIONS_ENABLED} is not true")
     for stage in flow.stages.values():
-        if not _is_evaluated_here(stage):
-            raise _BySpark(f"stage {stage.name} has a function, or expressions, that only tasks or Spark evaluate")
+        if isinstance(stage.options, JvmOptions) and stage.options.step is None:
+            raise _BySpark(f"stage {stage.name} has expressions that only Spark evaluates")
     for segment in flow.segments.values():
         for edge in segment.edges:
             schema = edge_schema(flow.stages, edge)
@@ -111,10 +138,9 @@ def _check_kind(flow: BoundFlow, plans: Sequence[EpochPlan]) -> None:
                 raise _BySpark(f"a key of {edge.input} is of a type that Arrow does not hash as Spark does")
 
 
-def _is_evaluated_here(stage: BoundStage) -> bool:
-    if isinstance(stage.options, JvmOptions):
-        return stage.options.step is not None
-    return stage.function is None or isinstance(stage.function, _OURS) or stage.function is with_one_key
+def _has_function_of_user(stage: BoundStage) -> bool:
+    function = stage.function
+    return not (function is None or isinstance(function, _OURS) or function is with_one_key)
 
 
 def _fetched(
@@ -131,20 +157,38 @@ def _fetched(
         name: selected(inputs[name], [quoted(column) for column in source.schema.names])
         for name, source in sources.items()
     }
-    size_bytes, most_rows = 0, dict.fromkeys(frames, _ALL)
+    size_bytes, most_rows = 0, dict[str, int | None]()
     for name, frame in frames.items():
         plan: Any = frame._jdf.queryExecution().optimizedPlan()
-        found = plan.stats()
-        of_source = int(str(found.sizeInBytes()))
+        of_source = int(str(plan.stats().sizeInBytes()))
         if of_source >= _UNKNOWN_BYTES:
             most_rows[name] = _most_rows(before, most_bytes)
             continue
         size_bytes += of_source
         if size_bytes > most_bytes:
             raise _BySpark(f"it has {size_bytes:,} bytes, by what is known of them, and the driver runs {most_bytes:,}")
-        if plan.getClass().getSimpleName() in _WITH_ALL_ROWS and str(found.rowCount()) == "Some(0)":
-            most_rows[name] = 0
+        # What Spark says of files, and of what functions make of rows, may be far too little.
+        rows = _rows_in_memory(plan)
+        if rows is not None and rows * _row_bytes(sources[name]) > most_bytes * _TIMES_AS_MANY:
+            raise _BySpark(f"source {name} has {rows:,} rows")
+        most_rows[name] = None if rows else most_bytes // _row_bytes(sources[name]) if rows is None else 0
     return {name: _rows_of(frames[name], source, most_rows[name]) for name, source in sources.items()}
+
+
+def _rows_in_memory(plan: Any) -> int | None:
+    """Returns how many rows a plan has that is nothing but rows in memory; None for another one, or who only guesses."""
+    kind = plan.getClass().getSimpleName()
+    if kind == "InMemoryRelation":
+        return int(str(plan.stats().rowCount().get())) if plan.cacheBuilder().isCachedColumnBuffersLoaded() else None
+    return int(plan.data().size()) if kind == "LocalRelation" else None
+
+
+def _row_bytes(source: BoundStage) -> int:
+    """Returns how many bytes a row has, at least; of what has no fixed width some are assumed."""
+    return sum(
+        type_.bit_width // 8 + 1 if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) else _TEXT_BYTES
+        for type_ in source.schema.types
+    )
 
 
 def _most_rows(before: SourceSize | None, most_bytes: int) -> int:
@@ -156,17 +200,19 @@ def _most_rows(before: SourceSize | None, most_bytes: int) -> int:
     return max(_LEAST_ROWS, before.rows * _TIMES_AS_MANY)
 
 
-def _rows_of(frame: DataFrame, source: BoundStage, most: int) -> pa.Table:
-    """Returns the rows of a source. Raises _BySpark where these are more than `most`."""
-    if not most:
+def _rows_of(frame: DataFrame, source: BoundStage, most: int | None) -> pa.Table:
+    """Returns the rows of a source. Raises _BySpark where these are more than `most`; None: they are not."""
+    if most == 0:
         return source.schema.empty_table()
     try:
-        rows = (frame if most == _ALL else frame.limit(most + 1)).toArrow().cast(source.schema)
-    except (PySparkException, Py4JError, pa.ArrowException) as error:
+        rows = (frame if most is None else frame.limit(most + 1)).toArrow().cast(source.schema)
+    except (PySparkException, Py4JError, pa.ArrowException, ValueError) as error:
         # Whatever is wrong with the rows, Spark says it where a task asks for them.
         raise _BySpark(f"the rows of source {source.name} cannot be fetched: {type(error).__name__}") from None
-    if rows.num_rows > most:
-        raise _BySpark(f"source {source.name} has more than {most:,} rows, where the epoch before had few")
+    if most is not None and rows.num_rows > most:
+        raise _BySpark(
+            f"source {source.name} has more than {most:,} rows, which is more than was known, or than before"
+        )
     return rows
 
 

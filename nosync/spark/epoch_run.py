@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, Reports
-from nosync.runtime.local_part import run_epoch
-from nosync.runtime.segment_task import SourceSize
 from nosync.spark.arrow_transfer import handover
-from nosync.spark.driver_epochs import few_rows, is_for_driver
+from nosync.spark.driver_epochs import DriverEpochs
 from nosync.spark.epoch_job import EpochJob, Work
 from nosync.spark.errors import task_errors
 from nosync.spark.file_shuffle import Exchanges
@@ -46,14 +46,14 @@ def run_epochs(
     has_wide_rows: bool = False,
     may_scan: bool = True,
     exchanges: Exchanges | None = None,
-    before: SourceSize | None = None,
+    driver: DriverEpochs | None = None,
     settings: Mapping[str, str],
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest, or none where the driver can.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
-    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `before`: what the one before
-    had. `settings`: of the session meanwhile.
+    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `driver`: runs what has few
+    rows. `settings`: of the session meanwhile.
 
     Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task raised,
     as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
@@ -66,11 +66,15 @@ def run_epochs(
         flow = flow.fused
     with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
-        if may_scan and is_for_driver(flow, plans):
+        if driver is not None and driver.may_run(spark, flow, plans):
             with settings_for_epochs(spark, settings):
-                tables = few_rows(spark, flow, planned, before)
-            if tables is not None:
-                return {plans[0].t: run_epoch(declared, plans[0], tables)}
+                tables = driver.few_rows(spark, flow, planned)
+                if tables is not None:
+                    found = driver.run(declared, plans[0], tables)
+                    if found is not None:
+                        return found
+                    # Not asked for again: they might be others then, and some are recorded.
+                    inputs = planned = {name: _frame(spark, table) for name, table in tables.items()}
         may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
         exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
         files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
@@ -87,6 +91,10 @@ def run_epochs(
 
         with settings_for_epochs(spark, {**over.settings, **settings}):
             return run_parts(flow, plans, run_part)
+
+
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
 
 
 def settings_for_epochs(spark: SparkSession, more: Mapping[str, str]) -> AbstractContextManager[None]:

@@ -11,6 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from nosync.kernels.expressions import ARITHMETIC, COMPARISONS, Expression, Step
 
@@ -27,6 +29,8 @@ _TYPES = {
 }
 _NO_LITERALS = {"timestamp", "timestamp_ntz"}
 """Types whose literals Spark writes in the zone of a session."""
+_NO_TEXT = "\ufffd"
+"""What JSON has for bytes that are no text."""
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _MOST_DIGITS, _MOST_WIDE_DIGITS = 38, 76
 """Of a decimal, and of one that Arrow computes with on the way."""
@@ -54,9 +58,15 @@ class _Other(Exception):
 
 def step_of(plan: Any, jvm: Any, *, may_lose_digits: bool = True) -> Step | None:
     """Returns a where or a select over rows, as Spark has analyzed it. None where it is of a kind that only Spark
-    evaluates. `may_lose_digits`: what the session says of decimals of more than 38 digits.
+    evaluates.
+
+    `plan`: analyzed with UTC as the session's zone, in which constants are computed here. `may_lose_digits`: what the
+    session says of decimals of more than 38 digits.
     """
-    folded = jvm.org.apache.spark.sql.catalyst.optimizer.ConstantFolding.apply(plan)
+    try:
+        folded = jvm.org.apache.spark.sql.catalyst.optimizer.ConstantFolding.apply(plan)
+    except (PySparkException, Py4JError):
+        return None  # Spark says what is wrong with a constant where it asks for it
     text = folded.toJSON()
     if _LIKE in text and _ESCAPE in _sql_of(folded):
         return None  # JSON does not say what escapes in a pattern
@@ -110,6 +120,8 @@ def _next(nodes: Iterator[Node], names: Names, depth: int = 0, *, is_in_with: bo
     match name:
         case "AttributeReference":
             # Not by the name that it is asked for here, which may be written otherwise: `ID` for `id`.
+            if not names[_id(node)]:
+                raise _Other
             return Expression(column=names[_id(node)]), _text(node["dataType"])
         case "Literal":
             return _literal(node)
@@ -275,7 +287,10 @@ def _literal(node: Node) -> Typed:
         value = value == "true"
     elif type_ == "date":
         value = _date(value)
-    elif type_ != "string":
+    elif type_ == "string":
+        if _NO_TEXT in value:
+            raise _Other
+    else:
         value = Decimal(value)
     return Expression(literal=pa.scalar(value, _arrow(type_))), type_
 

@@ -25,6 +25,7 @@ from nosync.flow.internal_columns import MATCHED_COLUMN
 from nosync.flow.kinds import SELECT, STATIC_JOIN, WHERE
 from nosync.flow.stage import Stage
 from nosync.flow.stage_options import ExpressionOptions, StageOptions, StaticJoinOptions
+from nosync.kernels.expressions import Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.errors import without_log
@@ -225,12 +226,22 @@ class Analyzer:
         described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
         # Of a long one Spark takes seconds to say what it is.
         is_short = stage.kind in (SELECT, WHERE) and len(described) <= _MOST_EXPRESSION_CHARACTERS
-        may_lose = self._settings.get(_ALLOW_LOSS, "true").lower() == "true"
-        step = step_of(analyzed(rows), self._spark._jvm, may_lose_digits=may_lose) if plain and is_short else None
+        step = self._step(stage, rows, given) if plain and is_short else None
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain, step)
         computed = self._computed_columns(stage, empty, rows)
         return Analysis(schema, described, _kept_columns(empty, rows), computed, plain, step)
+
+    def _step(self, stage: Stage, rows: DataFrame, given: pa.Schema) -> Step | None:
+        """Returns the step that Python evaluates itself. Epochs run in UTC, and so constants are computed in it."""
+        may_lose = self._settings.get(_ALLOW_LOSS, "true").lower() == "true"
+        is_in_utc = self._spark.conf.get("spark.sql.session.timeZone") == "UTC"
+        with conf_set(self._spark, session_settings()):
+            if not is_in_utc:
+                empty = self._spark.createDataFrame([], from_arrow_schema(given))
+                keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
+                rows = _apply(stage.kind, jvm_options(stage), empty, keep, report=None)
+            return step_of(analyzed(rows), self._spark._jvm, may_lose_digits=may_lose)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
         """Returns by column of a select the expression that computes it from columns of the input alone, not from other

@@ -22,6 +22,7 @@ from nosync.replication.client.location import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
 from nosync.runtime.epoch_plan import EpochPlan, Reports
 from nosync.runtime.segment_task import Report, SourceSize
+from nosync.spark.driver_epochs import DriverEpochs
 from nosync.spark.epoch_run import run_epochs
 from nosync.spark.file_shuffle import Exchanges
 from nosync.spark.host_watch import HostWatch
@@ -40,7 +41,7 @@ class Runner:
         remember_names(spark)
         self._spark, self._node, self._location, self._settings = spark, node, location, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
-        self._before: SourceSize | None = None
+        self._driver = DriverEpochs()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
     def run(
@@ -95,7 +96,7 @@ class Runner:
                     has_wide_rows=has_wide_rows,
                     may_scan=may_scan,
                     exchanges=self._exchanges,
-                    before=self._before,
+                    driver=self._driver,
                     settings=self._settings,
                 )
             except WideRowError as error:
@@ -109,11 +110,12 @@ class Runner:
             except ScanError as error:
                 if not may_scan:
                     raise
-                log.info("epoch %d: %s; Spark computes it, and the job's later epochs", plans[0].t, error)
+                log.info("epoch %d: %s; the JVM reads them, as those of the job's later epochs", plans[0].t, error)
                 self._may_scan = False
             else:
-                self._before = SourceSize.of(reports[plans[-1].t], flow)
-                self._exchanges.note_rows(self._before.rows)
+                size = SourceSize.of(reports[plans[-1].t], flow)
+                self._driver.note_size(size)
+                self._exchanges.note_rows(size.rows)
                 return reports
 
     def run_together(

@@ -33,6 +33,8 @@ DRIVER_MAX_BYTES = "spark.nosync.driver.maxBytes"
 """Setting of a session: for how many bytes of rows, at most, the driver runs an epoch by itself
 (nosync.spark.driver_epochs).
 """
+DRIVER_FUNCTIONS_ENABLED = "spark.nosync.driver.functions.enabled"
+"""Setting of a session: whether such epochs may have functions of users, which then run in the driver's process."""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",
@@ -190,11 +192,11 @@ def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
                 spark.conf.set(name, old)
 
 
-def is_enabled(spark: SparkSession, setting: str) -> bool:
-    """Returns what a setting of nosync says, which is true where it says nothing. Raises FlowError where it says
-    something else.
+def is_enabled(spark: SparkSession, setting: str, default: str = "true") -> bool:
+    """Returns what a setting of nosync says, or `default` where it says nothing. Raises FlowError where it says something
+    else.
     """
-    value = str(spark.conf.get(setting, "true"))
+    value = str(spark.conf.get(setting, default))
     if value.lower() not in ("true", "false"):
         raise FlowError(f"{setting} is {value!r}, expected true or false: set or unset it with spark.conf")
     return value.lower() == "true"

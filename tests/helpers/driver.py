@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def driver_runs(spark: SparkSession, size: str = "64m") -> Iterator[None]:
-    """Lets the driver run what has at most `size` of rows; "0": nothing."""
-    from nosync.spark.session import DRIVER_MAX_BYTES, conf_set
+def driver_runs(spark: SparkSession, size: str = "64m", *, functions: bool = False) -> Iterator[None]:
+    """Lets the driver run what has at most `size` of rows; "0": nothing. `functions`: with those of users."""
+    from nosync.spark.session import DRIVER_FUNCTIONS_ENABLED, DRIVER_MAX_BYTES, conf_set
 
-    with conf_set(spark, {DRIVER_MAX_BYTES: size}):
+    with conf_set(spark, {DRIVER_MAX_BYTES: size, DRIVER_FUNCTIONS_ENABLED: str(functions).lower()}):
         yield

@@ -27,7 +27,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.fixture
 def in_driver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The epochs that the driver begins to run by itself."""
-    from nosync.spark import epoch_run as epoch
+    from nosync.spark import driver_epochs as epoch
 
     found: list[int] = []
     run = epoch.run_epoch

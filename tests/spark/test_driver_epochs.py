@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ from tests.helpers.rows_by_two_ways import (
     rows_of,
     wide_rows,
 )
+from tests.helpers.scanning import written
+from tests.testing.flows import FLOWS as MANY
+from tests.testing.flows import INPUTS, SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,6 +112,49 @@ def test_layers_are_the_same_as_by_spark(
     assert len(found[0]) >= SHARDS * 3
 
 
+@pytest.mark.parametrize("name", MANY)
+def test_functions_of_users_may_run_in_the_driver(
+    name: str, spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    found = []
+    for way in ("spark", "both"):
+        store = open_store(way)
+        job = nosync.Job(MANY[name](), store, spark=spark, shards=2)
+        for t, rows in enumerate(INPUTS[name]):
+            tables = {
+                source: pa.Table.from_pylist(
+                    [dict(zip(schema.names, row, strict=True)) for row in rows[source]], schema
+                )
+                for source, schema in ((source, parse_ddl(SCHEMAS[source])) for source in rows)
+            }
+            with driver_runs(spark, "64m" if way == "both" else "0", functions=True):
+                job.advance(t, {source: spark.createDataFrame(table) for source, table in tables.items()})
+        found.append(digests(store))
+    assert in_driver == list(range(len(INPUTS[name])))
+    assert found[0] == found[1]
+
+
+def breaks(rows: pa.Table) -> pa.Table:
+    if rows.num_rows:
+        raise ValueError(f"{rows.num_rows} rows are too many")
+    return rows
+
+
+def test_a_function_that_fails_is_told_as_by_spark(spark: SparkSession, open_store: OpenStore) -> None:
+    told = []
+    for size in ("64m", "0"):
+        flow = nosync.Dataflow("f")
+        flow.source("rows", ROWS).map("broken", breaks)
+        job = nosync.Job(flow, open_store(size), spark=spark, shards=1)
+        with (
+            driver_runs(spark, size, functions=True),
+            pytest.raises(nosync.StageError, match="rows are too many") as error,
+        ):
+            job.advance(0, {"rows": many_rows(spark)})
+        told.append(str(error.value))
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("key", ["b", "l", "flag", "text", "bytes", "day", "at", "local", "amount", "large"])
 def test_every_type_is_fetched_and_hashed_as_by_spark(
     key: str, spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -156,7 +203,12 @@ def rows_of_unknown_number(spark: SparkSession) -> DataFrame:
         (by_id, many_rows, "2k", "bytes, by what is known of them, and the driver runs 2,048"),
         (by_id, many_rows, "0", "spark.nosync.driver.maxBytes is 0"),
         (by_id, rows_of_unknown_number, "1g", "nothing is known of how many rows it has"),
-        (by_nothing, many_rows, "64m", "stage same has a function, or expressions, that only tasks or Spark evaluate"),
+        (
+            by_nothing,
+            many_rows,
+            "64m",
+            "stage same has a function, and spark.nosync.driver.functions.enabled is not true",
+        ),
     ],
 )
 def test_spark_runs_what_is_large_or_needs_it(
@@ -227,6 +279,85 @@ def test_replays_and_recoveries_are_run_by_spark(
     assert digests(store) == before
 
 
+def of_a_constant(flow: nosync.Dataflow) -> None:
+    rows = flow.source("rows", "id bigint, day date").where("w", "day = CAST(TIMESTAMP '2020-01-01 00:00:00Z' AS DATE)")
+    rows.select("said", "id", "CAST(TIMESTAMP '2020-01-01 00:00:00Z' AS STRING) AS text").dedupe("out", key=["id"])
+
+
+@pytest.mark.parametrize("by_scan", [False, True])
+def test_constants_are_computed_in_the_zone_of_epochs(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], tmp_path: Path, by_scan: bool
+) -> None:
+    """Epochs run in UTC, whatever the zone is of the session that a job is made in."""
+    from nosync.spark.session import conf_set
+
+    days = [dt.date(2020, 1, 1), dt.date(2019, 12, 31)]
+    table = pa.table({"id": [1, 2], "day": pa.array(days, pa.date32())})
+    rows = spark.createDataFrame(table)
+    if by_scan:
+        rows = spark.read.schema("id bigint, day date").parquet(str(written(tmp_path / "0.parquet", table)))
+    with conf_set(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        store = open_store()
+        job = job_of(of_a_constant, spark, store)
+        with driver_runs(spark, "0" if by_scan else "64m"):
+            job.advance(0, {"rows": rows})
+    assert store.read("out").to_pylist() == [{"id": 1, "text": "2020-01-01 00:00:00"}]
+    assert in_driver == ([] if by_scan else [0])
+
+
+def test_a_cached_table_with_old_statistics_is_not_taken_to_be_empty(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    from nosync.spark.session import conf_set
+
+    path = str(tmp_path / "t")
+    spark.range(0).write.parquet(path)
+    spark.sql(f"CREATE TABLE of_old_statistics (id BIGINT) USING parquet LOCATION '{path}'")
+    try:
+        spark.sql("ANALYZE TABLE of_old_statistics COMPUTE STATISTICS")
+        spark.range(10).write.mode("append").parquet(path)
+        spark.sql("REFRESH TABLE of_old_statistics")
+        flow = nosync.Dataflow("f")
+        flow.source("rows", "id bigint").dedupe("out", key=["id"])
+        store = open_store()
+        job = nosync.Job(flow, store, spark=spark, shards=2)
+        with driver_runs(spark), conf_set(spark, {"spark.sql.cbo.enabled": "true"}):
+            rows = spark.table("of_old_statistics").persist()
+            job.advance(0, {"rows": rows})
+        rows.unpersist()
+        assert store.read("out").num_rows == 10
+    finally:
+        spark.sql("DROP TABLE of_old_statistics")
+
+
+def of_one_row(spark: SparkSession) -> DataFrame:
+    return spark.range(1).selectExpr("explode(sequence(id, id + 2000000)) AS id")
+
+
+def of_small_files(spark: SparkSession, path: Path) -> DataFrame:
+    spark.range(0, 2_000_000, 1, 1).selectExpr("id * 0 AS id").write.parquet(str(path))
+    return spark.read.parquet(str(path)).where("id >= 0")
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_more_rows_than_spark_knows_of_are_not_fetched(
+    is_file: bool, spark: SparkSession, open_store: OpenStore, in_driver: list[int],
+    caplog: pytest.LogCaptureFixture, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Files of equal rows are small, and of a function that makes rows Spark knows nothing."""
+    caplog.set_level("DEBUG", "nosync")
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "id bigint").where("few", "id < 3").aggregate("out", key=["id"], n=nosync.count())
+    store = open_store()
+    with driver_runs(spark, "64k"):
+        nosync.Job(flow, store, spark=spark, shards=2).advance(
+            0, {"rows": of_small_files(spark, tmp_path / "small") if is_file else of_one_row(spark)}
+        )
+    assert in_driver == []
+    assert "source rows has more than 7,281 rows, which is more than was known" in caplog.text
+    assert store.read("out").num_rows == (1 if is_file else 3)
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +399,32 @@ def test_an_epoch_that_the_driver_cannot_compute_is_run_by_spark_and_so_are_late
     assert "a NaN is left to Spark; Spark computes it, and the job's later epochs" in caplog.text
     out = {row["id"]: row["n"] for row in store.read("out").to_pylist()}
     assert out == ({0: 1, 1: 2, 2: 1} if make is of_doubles else {0: 1, 1: 1, 2: 1})
+
+
+def test_rows_that_are_others_each_time_are_not_asked_for_again(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    """Where the driver finds that it cannot compute them, some are recorded."""
+    flow, store = nosync.Dataflow("f"), open_store()
+    rows = flow.source("rows", "id bigint, x double, at double")
+    rows.where("large", "x > 1").aggregate("out", key=["id"], n=nosync.count())
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    given = doubles(spark, *[0.5, 2.0] * 20, float("nan"), 1.5).selectExpr("*", "rand() AS at")
+    with driver_runs(spark):
+        job.advance(0, {"rows": given})
+    assert in_driver == [0]
+    assert store.read("rows").num_rows == 42
+    assert store.read("out").num_rows == 22
+
+
+def test_a_constant_that_cannot_be_computed_is_told_where_it_is_asked_for(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", ROWS).where("w", "id > CAST('a' AS INT)").dedupe("out", key=["id"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    with driver_runs(spark), pytest.raises(NosyncError, match="CAST_INVALID_INPUT"):
+        job.advance(0, {"rows": many_rows(spark)})
 
 
 def test_an_overflow_is_told_as_spark_tells_it(spark: SparkSession, open_store: OpenStore) -> None:
@@ -340,5 +497,5 @@ def test_batches_of_which_nothing_is_known_are_few_where_the_one_before_had_few(
         for t, n in enumerate(sizes):
             job.advance(t, {"rows": spark.createDataFrame(rows_of(t, n).to_pylist(), ROWS)})
     assert in_driver == [1, 2, 3, 6]
-    assert "source rows has more than 4,000 rows, where the epoch before had few" in caplog.text
+    assert "source rows has more than 4,000 rows, which is more than was known, or than before" in caplog.text
     assert store.read("rows").num_rows == sum(sizes)

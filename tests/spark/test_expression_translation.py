@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from nosync.kernels.expressions import Step, applied
+from nosync.kernels.expressions import FUNCTIONS, Step, Value, applied
 from tests.helpers.rows_by_two_ways import ROWS, WIDE, rows_of, wide_rows
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ OTHERS = [
     "amount / amount > 1 AND CAST(amount AS DECIMAL(38, 20)) / CAST(amount AS DECIMAL(38, 20)) > 1",
     "at > TIMESTAMP '2020-01-01 00:00:00'", "collate(name, 'UTF8_LCASE') = 'x'", "name = 'X' COLLATE UTF8_LCASE",
     "5 BETWEEN (CASE WHEN id BETWEEN 1 AND 2 THEN id ELSE 0 END) AND 7", "d IN (1D, 2D)", "-d > 0", "abs(id) > 3",
-    "year(at) = 2020", "try_divide(id, 2) > 1",
+    "year(at) = 2020", "try_divide(id, 2) > 1", "name = CAST(X'ff' AS STRING)", "id > CAST('a' AS INT)", "id > 1 / 0",
 ]  # fmt: skip
 
 
@@ -124,6 +125,34 @@ def test_columns_that_others_of_the_same_select_make_are_left_to_spark(spark: Sp
     assert step(spark.createDataFrame([], ROWS).selectExpr("id + 1 AS more", "more + 1 AS most")) is None
 
 
+def test_a_quotient_that_is_just_below_a_half_is_not_rounded_up(spark: SparkSession) -> None:
+    """Rounded to 38 digits first it would be a half."""
+    rows = pa.table({"a": pa.array([Decimal(10**27)], pa.decimal128(32, 0)), "b": [Decimal(2 * 10**33 + 1)]})
+    assert check_alike("a / b = 0", rows, "a decimal(32, 0), b decimal(38, 0)", spark) == 2
+    query = spark.createDataFrame([], "a decimal(32, 0), b decimal(38, 0)").selectExpr("a / b AS q")
+    found = step(query)
+    assert found is not None
+    assert applied([found], rows)[0].to_pylist() == [{"q": Decimal("0.000000")}]
+
+
+def test_what_stands_at_several_places_is_evaluated_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `nullif` its first argument does. One in the other would take twice the time each."""
+    expression = "id"
+    for i in range(10):
+        expression = f"nullif({expression}, {i})"
+    found = step(spark.createDataFrame([], ROWS).selectExpr(f"{expression} AS made"))
+    assert found is not None
+    calls = []
+
+    def counted(left: Value, right: Value) -> Value:
+        calls.append(1)
+        return pc.equal(left, right)
+
+    monkeypatch.setitem(cast("dict[str, object]", FUNCTIONS), "EqualTo", counted)
+    applied([found], rows_of(0))
+    assert len(calls) == 10
+
+
 @pytest.mark.parametrize(
     ("expression", "values"),
     [
@@ -156,8 +185,20 @@ def test_a_decimal_that_has_no_place_in_the_type_when_it_is_rounded_is_left_to_s
         applied([found], pa.table({"a": pa.array([Decimal("-99999999.99")], pa.decimal128(10, 2))}))
 
 
-def test_a_text_that_is_none_is_left_to_spark(spark: SparkSession) -> None:
-    found = step(spark.createDataFrame([], "name string").where("name LIKE 'a%'"))
+@pytest.mark.parametrize("function", ["year", "month", "day"])
+@pytest.mark.parametrize("days", [20_000_000, -20_000_000])
+def test_a_date_of_a_year_that_arrow_does_not_have_is_left_to_spark(
+    function: str, days: int, spark: SparkSession
+) -> None:
+    found = step(spark.createDataFrame([], "day date").where(f"{function}(day) = 1"))
+    assert found is not None
+    with pytest.raises(pa.ArrowException):
+        applied([found], pa.table({"day": pa.array([days], pa.int32()).cast(pa.date32())}))
+
+
+@pytest.mark.parametrize("condition", ["name LIKE 'a%'", "length(name) = 1", "substring(name, 1, 1) = 'a'"])
+def test_a_text_that_is_none_is_left_to_spark(condition: str, spark: SparkSession) -> None:
+    found = step(spark.createDataFrame([], "name string").where(condition))
     assert found is not None
     broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")])
     with pytest.raises(pa.ArrowException):

@@ -227,7 +227,7 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
     monkeypatch.setattr(files, "_size_bytes", replaced_after)
     job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
     assert scans == [True]
-    assert "0.parquet is not the file any more that it was when the epoch began; Spark computes it" in caplog.text
+    assert "0.parquet is not the file any more that it was when the epoch began; the JVM reads them" in caplog.text
     assert sorted(map(repr, store.read("rows").to_pylist())) == sorted(map(repr, rows_of(1).to_pylist()))
 
 
