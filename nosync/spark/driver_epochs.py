@@ -52,7 +52,8 @@ _UNKNOWN_BYTES = 1 << 50
 """Spark takes a plan of which it knows nothing to have 2 ** 63 bytes; a part of them, for some of its columns."""
 _LEAST_ROWS, _TIMES_AS_MANY = 1_000, 4
 """How many rows are fetched to see whether there are more; and how many times as many as the epoch before had."""
-_TEXT_BYTES = 16
+_LEAST_ROW_BYTES, _TEXT_BYTES = 40, 16
+"""For so many bytes a row counts at least: of 100,000 rows, however narrow, Spark's tasks are as quick (driver_epochs)."""
 _OURS = (NewestRows, OverPartition, WholeGroups, Explode, Replicate)
 """Functions of stages that users did not write."""
 
@@ -153,6 +154,8 @@ def _fetched(
     most_bytes = max_bytes(spark)
     if not most_bytes:
         raise _BySpark(f"{DRIVER_MAX_BYTES} is 0")
+    if before is not None and before.size_bytes > most_bytes * _TIMES_AS_MANY:
+        raise _BySpark("the epoch before had many")  # to ask Spark how many there are takes its time
     frames = {
         name: selected(inputs[name], [quoted(column) for column in source.schema.names])
         for name, source in sources.items()
@@ -169,8 +172,8 @@ def _fetched(
             raise _BySpark(f"it has {size_bytes:,} bytes, by what is known of them, and the driver runs {most_bytes:,}")
         # What Spark says of files, and of what functions make of rows, may be far too little.
         rows = _rows_in_memory(plan)
-        if rows is not None and rows * _row_bytes(sources[name]) > most_bytes * _TIMES_AS_MANY:
-            raise _BySpark(f"source {name} has {rows:,} rows")
+        if rows is not None and rows > most_bytes // _LEAST_ROW_BYTES:
+            raise _BySpark(f"source {name} has {rows:,} rows, and the driver runs {most_bytes // _LEAST_ROW_BYTES:,}")
         most_rows[name] = None if rows else most_bytes // _row_bytes(sources[name]) if rows is None else 0
     return {name: _rows_of(frames[name], source, most_rows[name]) for name, source in sources.items()}
 
@@ -184,10 +187,11 @@ def _rows_in_memory(plan: Any) -> int | None:
 
 
 def _row_bytes(source: BoundStage) -> int:
-    """Returns how many bytes a row has, at least; of what has no fixed width some are assumed."""
-    return sum(
-        type_.bit_width // 8 + 1 if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) else _TEXT_BYTES
-        for type_ in source.schema.types
+    """Returns for how many bytes a row counts of which nothing is known but its columns."""
+    known = (pa.types.is_primitive(type_) or pa.types.is_decimal(type_) for type_ in source.schema.types)
+    widths = zip(source.schema.types, known, strict=True)
+    return max(
+        _LEAST_ROW_BYTES, sum(type_.bit_width // 8 + 1 if is_fixed else _TEXT_BYTES for type_, is_fixed in widths)
     )
 
 

@@ -156,6 +156,8 @@ def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given  # which is told as for all inputs
     found = dict(given)
+    # Those of a stream's batch belong to a session of the query's own, whose settings are those of the epoch.
+    spark = next((frame.sparkSession for frame in given.values() if hasattr(frame, "sparkSession")), spark)
     for stage in flow.sources:
         if stage.name not in given and stage.table not in given:
             # Of a table, which Spark knows to be empty; of a list it does not.

@@ -330,6 +330,18 @@ def test_a_cached_table_with_old_statistics_is_not_taken_to_be_empty(
         spark.sql("DROP TABLE of_old_statistics")
 
 
+def test_spark_runs_the_epoch_after_a_large_one(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "nosync")
+    job = job_of(by_id, spark, open_store())
+    with driver_runs(spark, "4k"):
+        for t, n in enumerate([10, 2_000, 10, 10]):
+            job.advance(t, {"rows": spark.createDataFrame(rows_of(t, n))})
+    assert in_driver == [0, 3]
+    assert "the epoch before had many" in caplog.text
+
+
 def of_one_row(spark: SparkSession) -> DataFrame:
     return spark.range(1).selectExpr("explode(sequence(id, id + 2000000)) AS id")
 
@@ -354,7 +366,7 @@ def test_more_rows_than_spark_knows_of_are_not_fetched(
             0, {"rows": of_small_files(spark, tmp_path / "small") if is_file else of_one_row(spark)}
         )
     assert in_driver == []
-    assert "source rows has more than 7,281 rows, which is more than was known" in caplog.text
+    assert "source rows has more than 1,638 rows, which is more than was known" in caplog.text
     assert store.read("out").num_rows == (1 if is_file else 3)
 
 
