@@ -1,6 +1,6 @@
 """Epochs of few rows: run by the driver, beside the same by Spark's tasks. Where the two meet is where few ends.
 
-Rows are in Spark's memory, as Arrow tables. Both ways run in one session, by turns, each with a store of its own.
+Rows are in Spark's memory, as Arrow tables, or in a Parquet file. Both ways run in one session, by turns, each with a store of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import nosync
@@ -34,9 +35,13 @@ GOAL_ROWS = 20_000
 
 def run(scale: str) -> Iterator[Result]:
     spark = local_session(CORES, "nosync-bench")
-    for name, declare in (("sums by key", _sums), ("a join and sums", _join)):
+    for name, declare, given in (
+        ("sums by key", _sums, _in_memory),
+        ("a join and sums", _join, _in_memory),
+        ("sums by key of a Parquet file", _sums, _in_a_file),
+    ):
         for rows in SIZES[scale]:
-            mine, theirs = _measured(spark, declare, rows)
+            mine, theirs = _measured(spark, declare, given, rows)
             yield Result(
                 f"{name}, an epoch of {rows:,} rows, {SHARDS} shards", "driver", mine * 1000, "ms p50", "Spark's tasks",
                 theirs * 1000, mine / theirs, "<= 0.5" if rows <= GOAL_ROWS else "",
@@ -56,7 +61,12 @@ def _join(flow: nosync.Dataflow) -> None:
     joined.select("grouped", "k % 100 AS g", "x").aggregate("by_group", key=["g"], n=nosync.count())
 
 
-def _measured(spark: SparkSession, declare: Callable[[nosync.Dataflow], None], rows: int) -> tuple[float, float]:
+def _measured(
+    spark: SparkSession,
+    declare: Callable[[nosync.Dataflow], None],
+    give: Callable[[SparkSession, pa.Table, Path], DataFrame],
+    rows: int,
+) -> tuple[float, float]:
     """Returns the medians of the seconds of an epoch: by the driver, and by Spark's tasks."""
     chance, sizes = np.random.default_rng(7), ("1g", "0")
     seconds: dict[str, list[float]] = {size: [] for size in sizes}
@@ -68,7 +78,8 @@ def _measured(spark: SparkSession, declare: Callable[[nosync.Dataflow], None], r
             declare(flow)
             jobs[size] = nosync.Job(flow, store, spark=spark, shards=SHARDS)
         for t in range(EPOCHS):
-            given = _rows(spark, chance, rows)
+            table = pa.table({"k": chance.integers(0, KEYS, rows), "x": chance.random(rows)})
+            given = give(spark, table, Path(directory) / f"{t}.parquet")
             for size, job in jobs.items():
                 with conf_set(spark, {DRIVER_MAX_BYTES: size}):
                     began = time.perf_counter()
@@ -81,8 +92,12 @@ def _measured(spark: SparkSession, declare: Callable[[nosync.Dataflow], None], r
     return mine, theirs
 
 
-def _rows(spark: SparkSession, chance: np.random.Generator, rows: int) -> DataFrame:
-    table = pa.table({"k": chance.integers(0, KEYS, rows), "x": chance.random(rows)})
+def _in_memory(spark: SparkSession, table: pa.Table, _: Path) -> DataFrame:
     frame = spark.createDataFrame(table).persist()
     frame.count()
     return frame
+
+
+def _in_a_file(spark: SparkSession, table: pa.Table, path: Path) -> DataFrame:
+    pq.write_table(table, path)
+    return spark.read.schema("k bigint, x double").parquet(str(path))

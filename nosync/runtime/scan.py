@@ -124,6 +124,26 @@ class TableScan(Scan):
         yield renamed(self.tables[source.name], source.schema, source.schema.names)
 
 
+def rows_of_files(files: Sequence[ParquetFile]) -> int:
+    """Returns how many rows files say that they have. Raises ScanError where one does not say it."""
+    try:
+        rows = 0
+        for file in files:
+            with file.open() as parquet:
+                rows += parquet.metadata.num_rows
+        return rows
+    except (OSError, pa.ArrowException) as error:
+        raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
+
+
+def read_whole(files: Sequence[ParquetFile], schema: pa.Schema) -> pa.Table:
+    """Returns the rows of files. Raises ScanError where they cannot be read, or are not those any more that were looked at."""
+    try:
+        return pa.concat_tables([schema.empty_table(), *_parts(files, schema)])
+    except (OSError, pa.ArrowException) as error:
+        raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
+
+
 def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
     """Returns what the expressions on the way along an edge do with a source's rows."""
     steps = []

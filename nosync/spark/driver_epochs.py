@@ -1,7 +1,8 @@
 """Epochs of few rows, which the driver runs by itself, on Arrow (nosync.runtime.local_part): to plan a query, and to
 start a Spark job and its tasks, would take several times as long as the work.
 
-Spark still makes the rows that the epoch is given, and the driver fetches them. Nothing else of the epoch is different:
+Spark still makes the rows that the epoch is given, and the driver fetches them; or reads them, where they are just
+files (nosync.spark.parquet_inputs). Nothing else of the epoch is different:
 layers have the same digests. Spark runs an epoch
 
 - whose rows may be more than `spark.nosync.driver.maxBytes`, by what Spark's optimizer knows of them, or by what the
@@ -37,7 +38,7 @@ from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
 from nosync.runtime.epoch_plan import EpochPlan, Reports
 from nosync.runtime.local_part import run_epoch
-from nosync.runtime.scan import why_not_scanned
+from nosync.runtime.scan import ParquetFile, read_whole, rows_of_files, why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.generators import Explode, Replicate
@@ -88,14 +89,19 @@ class DriverEpochs:
         return True
 
     def few_rows(
-        self, spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame]
+        self,
+        spark: SparkSession,
+        flow: BoundFlow,
+        inputs: Mapping[str, DataFrame],
+        files: Mapping[str, Sequence[ParquetFile]],
     ) -> dict[str, pa.Table] | None:
-        """Returns the rows of each source, which Spark makes; None where they are many, or may be.
+        """Returns the rows of each source, which Spark makes; None where they are many, or may be. `files`: those that the
+        rows of all sources are in, and Arrow reads; empty: they are not.
 
         Raises FlowError where the session's setting of how many are few is no number of bytes.
         """
         try:
-            tables = _fetched(spark, flow, inputs, self._before)
+            tables = _read(spark, flow, files) if files else _fetched(spark, flow, inputs, self._before)
         except _BySpark as reason:
             log.debug("an epoch of flow %s is run by Spark: %s", flow.name, reason)
             return None
@@ -144,6 +150,22 @@ def _has_function_of_user(stage: BoundStage) -> bool:
     return not (function is None or isinstance(function, _OURS) or function is with_one_key)
 
 
+def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, Sequence[ParquetFile]]) -> dict[str, pa.Table]:
+    """Raises _BySpark where there are many, and for files that cannot be read after all."""
+    most_bytes = _most_bytes(spark)
+    size_bytes = sum(file.size_bytes for of_source in files.values() for file in of_source)
+    if size_bytes > most_bytes:
+        raise _BySpark(f"its files have {size_bytes:,} bytes, and the driver runs {most_bytes:,}")
+    try:
+        for source in flow.sources:
+            rows, most_rows = rows_of_files(files[source.name]), most_bytes // _row_bytes(source)
+            if rows > most_rows:
+                raise _BySpark(f"source {source.name} has {rows:,} rows, and the driver runs {most_rows:,}")
+        return {source.name: read_whole(files[source.name], source.schema) for source in flow.sources}
+    except ScanError as error:
+        raise _BySpark(str(error)) from None
+
+
 def _fetched(
     spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], before: SourceSize | None
 ) -> dict[str, pa.Table]:
@@ -151,9 +173,7 @@ def _fetched(
     sources = {source.name: source for source in flow.sources}
     if sources.keys() != inputs.keys():
         raise _BySpark("it is not given all of its inputs")
-    most_bytes = max_bytes(spark)
-    if not most_bytes:
-        raise _BySpark(f"{DRIVER_MAX_BYTES} is 0")
+    most_bytes = _most_bytes(spark)
     if before is not None and before.size_bytes > most_bytes * _TIMES_AS_MANY:
         raise _BySpark("the epoch before had many")  # to ask Spark how many there are takes its time
     frames = {
@@ -220,13 +240,16 @@ def _rows_of(frame: DataFrame, source: BoundStage, most: int | None) -> pa.Table
     return rows
 
 
-def max_bytes(spark: SparkSession) -> int:
-    """Returns for how many bytes of rows, at most, the driver runs an epoch by itself; 0: it runs none.
+def _most_bytes(spark: SparkSession) -> int:
+    """Returns for how many bytes of rows, at most, the driver runs an epoch. Raises _BySpark where that is none.
 
     Raises FlowError where the session's setting is no number of bytes.
     """
     value = str(spark.conf.get(DRIVER_MAX_BYTES, str(_DEFAULT_MAX_BYTES)))
-    return _bytes_of(spark._jvm, value)
+    most_bytes: int = _bytes_of(spark._jvm, value)
+    if not most_bytes:
+        raise _BySpark(f"{DRIVER_MAX_BYTES} is 0")
+    return most_bytes
 
 
 @functools.cache  # it is asked for in each epoch

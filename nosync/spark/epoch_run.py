@@ -65,19 +65,20 @@ def run_epochs(
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     with task_errors(), turn_of(spark):
+        may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
+        exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
+        files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
         if driver is not None and driver.may_run(spark, flow, plans):
             with settings_for_epochs(spark, settings):
-                tables = driver.few_rows(spark, flow, planned)
+                tables = driver.few_rows(spark, flow, planned, files)
                 if tables is not None:
                     found = driver.run(declared, plans[0], tables)
                     if found is not None:
                         return found
                     # Not asked for again: they might be others then, and some are recorded.
                     inputs = planned = {name: _frame(spark, table) for name, table in tables.items()}
-        may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
-        exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
-        files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
+                    files = {}
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
         by_files = exchanges if exchanges is not None and not files and exchanges.is_next_by_files(spark) else None
         work = Work(spark, flow, plans, planned, over, files, by_files)

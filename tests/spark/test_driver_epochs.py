@@ -173,6 +173,41 @@ def test_every_type_is_fetched_and_hashed_as_by_spark(
     assert found[0] == found[1]
 
 
+def test_files_are_read_by_the_driver_itself(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], tmp_path: Path
+) -> None:
+    """No Spark job makes rows of them. Those that are large, by bytes or by rows, are read by tasks."""
+    found = []
+    for size in ("64m", "0"):
+        store = open_store(size)
+        job = job_of(by_expression, spark, store)
+        for t in range(3):
+            path = written(tmp_path / size / f"{t}.parquet", rows_of(t, 2_000 if t == 2 else 50))
+            spark.sparkContext.setJobGroup(f"nosync-files-{size}-{t}", "")
+            with driver_runs(spark, "40k" if size == "64m" and t == 2 else size):
+                job.advance(t, {"rows": spark.read.schema(ROWS).parquet(str(path))})
+        found.append(digests(store))
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [len(tracker.getJobIdsForGroup(f"nosync-files-{size}-{t}")) for size in ("64m", "0") for t in range(3)]
+    assert jobs[:2] == [0, 0]
+    assert all(jobs[2:])
+    assert in_driver == [0, 1]
+    assert found[0] == found[1]
+
+
+def test_a_file_that_is_broken_is_told_as_by_spark(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int], tmp_path: Path
+) -> None:
+    path = written(tmp_path / "0.parquet", rows_of(0), compression="zstd")
+    frame = spark.read.schema(ROWS).parquet(str(path))
+    damaged = bytearray(path.read_bytes())
+    damaged[40:80] = bytes(40)
+    path.write_bytes(damaged)
+    with driver_runs(spark), pytest.raises(NosyncError, match="Spark job failed"):
+        job_of(by_id, spark, open_store()).advance(0, {"rows": frame})
+    assert in_driver == []
+
+
 def test_no_rows_are_not_asked_for(spark: SparkSession, open_store: OpenStore, in_driver: list[int]) -> None:
     """Neither of what is in memory and empty, nor to find out how much there is of the rest."""
     job, nothing = job_of(joined, spark, open_store()), rows_of(0).slice(0, 0)
