@@ -1,6 +1,7 @@
 """Epochs of few rows: run by the driver, beside the same by Spark's tasks. Where the two meet is where few ends.
 
-Rows are in Spark's memory, as Arrow tables, or in a Parquet file. Both ways run in one session, by turns, each with a store of its own.
+Rows are in Spark's memory, as Arrow tables, or in a Parquet file. Both ways run in one session, by turns, each with a
+store of its own.
 """
 
 from __future__ import annotations
