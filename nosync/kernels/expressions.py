@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columnar.columns import Indices
+from nosync.lsm.columnar.columns import Indices, as_array
 
 Value: TypeAlias = "pa.ChunkedArray | pa.Scalar"
 _MOST_SCALE = 38
 """Of a decimal."""
+_MICROS_OF_DAY = 24 * 3600 * 1_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """Of the years 1 to 9999: Arrow has 16 bits for a year."""
 
@@ -196,6 +197,32 @@ def _substring(value: Value, start: Value, length: Value) -> Value:
     return pc.utf8_slice_codeunits(_text(value), begin, begin + length.as_py())
 
 
+def _without_zone(time: Value) -> Value:
+    """Returns times in UTC without a zone: with one Arrow asks for a database of zones, which need not be there."""
+    return time.cast(pa.int64()).cast(pa.timestamp("us"))
+
+
+def _date_of(time: Value) -> Value:
+    """Returns the day of times in UTC. What Arrow cuts off would be a day later before 1970."""
+    micros = time.cast(pa.int64())
+    days = pc.divide(micros, _MICROS_OF_DAY)
+    is_before = pc.less(micros, pc.multiply(days, _MICROS_OF_DAY))
+    return pc.subtract(days, is_before.cast(pa.int64())).cast(pa.int32()).cast(pa.date32())
+
+
+def _struct(*parts: Value) -> Value:
+    """Returns names and values, by turns, as a struct; of scalars alone a scalar."""
+    names, values = [part.as_py() for part in parts[::2]], parts[1::2]
+    size = next((len(value) for value in values if isinstance(value, pa.ChunkedArray)), None)
+    if size is None:
+        return pa.scalar(
+            {name: value.as_py() for name, value in zip(names, values, strict=True)},
+            pa.struct([pa.field(name, value.type) for name, value in zip(names, values, strict=True)]),
+        )
+    arrays = [as_array(_column(value, size)) for value in values]
+    return pa.chunked_array([pa.StructArray.from_arrays(arrays, names=names)])
+
+
 def _date_after(day: Value, days: Value) -> Value:
     return pc.add_checked(day.cast(pa.int32()), days.cast(pa.int32())).cast(pa.date32())
 
@@ -231,6 +258,12 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "Month": lambda value: pc.month(_date(value)).cast(pa.int32()),
     "DayOfMonth": lambda value: pc.day(_date(value)).cast(pa.int32()),
     "DateAdd": _date_after,
+    "DateOfTime": _date_of,
+    "Hour": lambda value: pc.hour(_without_zone(value)).cast(pa.int32()),
+    "Minute": lambda value: pc.minute(_without_zone(value)).cast(pa.int32()),
+    "Second": lambda value: pc.second(_without_zone(value)).cast(pa.int32()),
+    "CreateNamedStruct": _struct,
+    "GetStructField": lambda value, ordinal: pc.struct_field(value, [ordinal.as_py()]),
     "DateDiff": lambda end, begin: pc.subtract_checked(end.cast(pa.int32()), begin.cast(pa.int32())),
     "to_short": lambda value: value.cast(pa.int16()),
     "to_integer": lambda value: value.cast(pa.int32()),

@@ -21,13 +21,15 @@ def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:
     return is_quick(schema.field(name).type for name in names)
 
 
-def is_hashed_alike(types: Iterable[pa.DataType]) -> bool:
-    """Returns whether columns of these types have the same hash here as in the JVM. Those of arrays, structs and
-    intervals have not.
+def is_hashed_alike(types: Iterable[pa.DataType], *, nested: bool = False) -> bool:
+    """Returns whether columns of these types have the same hash here as in the JVM, without its having to send it. `nested`:
+    structs count as well; those of files do not.
     """
     t = pa.types
     return all(
-        is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
+        is_quick([type_])
+        or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
+        or (nested and t.is_struct(type_) and is_hashed_alike((field.type for field in type_), nested=True))
         for type_ in types
     )
 

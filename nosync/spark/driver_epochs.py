@@ -2,8 +2,8 @@
 start a Spark job and its tasks, would take several times as long as the work.
 
 Spark still makes the rows that the epoch is given, and the driver fetches them; or reads them, where they are just
-files (nosync.spark.parquet_inputs). Nothing else of the epoch is different:
-layers have the same digests. Spark runs an epoch
+files (nosync.spark.parquet_inputs). Nothing else of the epoch is different: layers have the same digests. Spark runs an
+epoch
 
 - whose rows may be more than `spark.nosync.driver.maxBytes`, by what Spark's optimizer knows of them, or by what the
   epoch before had where it knows nothing (of Kafka, say): then the driver fetches a few times as many, and looks if
@@ -141,7 +141,7 @@ def _check_kind(spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]
     for segment in flow.segments.values():
         for edge in segment.edges:
             schema = edge_schema(flow.stages, edge)
-            if not is_hashed_alike(schema.field(name).type for name in edge.key):
+            if not is_hashed_alike((schema.field(name).type for name in edge.key), nested=True):
                 raise _BySpark(f"a key of {edge.input} is of a type that Arrow does not hash as Spark does")
 
 

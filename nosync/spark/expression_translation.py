@@ -27,8 +27,6 @@ _TYPES = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-_NO_LITERALS = {"timestamp", "timestamp_ntz"}
-"""Types whose literals Spark writes in the zone of a session."""
 _NO_TEXT = "\ufffd"
 """What JSON has for bytes that are no text."""
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
@@ -38,8 +36,9 @@ _LEAST_SCALE = 6
 """Of a quotient."""
 _WIDTHS = list(_INTEGERS)
 _DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
-_REPLACED = {"Between", "Nvl", "NullIf", "Extract", "DatePart"}
-"""Functions that stand for another one, which is their only child."""
+_REPLACED = {"Between", "Nvl", "NullIf", "Extract", "DatePart", "KnownNullable", "KnownNotNull"}
+"""Functions that stand for another one, or for a value, which is their only child."""
+_TIMES = {"timestamp", "timestamp_ntz"}
 _MOST_DEPTH = 50
 """Of an expression. Tasks get it pickled, and evaluate it, by recursion."""
 _REFERENCE = "CommonExpressionRef"
@@ -117,6 +116,20 @@ def _next(nodes: Iterator[Node], names: Names, depth: int = 0, *, is_in_with: bo
         children = [_next(nodes, names, depth + 1, is_in_with=i == 0) for i in range(node["num-children"])]
         return _with(children)
     children = [_next(nodes, names, depth + 1, is_in_with=is_in_with) for _ in range(node["num-children"])]
+    found = _leaf(name, node, names) if not children else _of_structure(name, node, children)
+    if found is not None:
+        return found
+    arguments, types = [expression for expression, _ in children], [type_ for _, type_ in children]
+    if _is_condition(name, arguments, types):
+        return Expression(name, tuple(arguments)), "boolean"
+    type_ = _type_of_number(name, arguments, types) or _type_of_other(name, arguments, types)
+    if type_ is not None:
+        return Expression(name, tuple(arguments)), type_
+    return _of_decimals(name, children) if name in ARITHMETIC or name == "Divide" else _choice(name, children)
+
+
+def _leaf(name: str, node: Node, names: Names) -> Typed | None:
+    """Returns a column, a literal, or what refers to an expression elsewhere. None: it is something else."""
     match name:
         case "AttributeReference":
             # Not by the name that it is asked for here, which may be written otherwise: `ID` for `id`.
@@ -125,21 +138,27 @@ def _next(nodes: Iterator[Node], names: Names, depth: int = 0, *, is_in_with: bo
             return Expression(column=names[_id(node)]), _text(node["dataType"])
         case "Literal":
             return _literal(node)
-        case "Cast":
-            return _cast(children[0], _text(node["dataType"]))
         case "CommonExpressionRef":
             return Expression(_REFERENCE), _text(node["dataType"])
+    return None
+
+
+def _of_structure(name: str, node: Node, children: Sequence[Typed]) -> Typed | None:
+    """Returns a cast, a struct, or what stands for its child. None: it is a function."""
+    match name:
+        case "Cast":
+            return _cast(children[0], _text(node["dataType"]))
         case "CommonExpressionDef":
             return children[0]
+        case "PreciseTimestampConversion":
+            return _of_micros(children[0], _text(node["fromType"]), _text(node["toType"]))
+        case "CreateNamedStruct":
+            return _struct(children)
+        case "GetStructField":
+            return _field(children[0], node["ordinal"])
         case _ if name in _REPLACED and len(children) == 1:
             return children[0]
-    arguments, types = [expression for expression, _ in children], [type_ for _, type_ in children]
-    if _is_condition(name, arguments, types):
-        return Expression(name, tuple(arguments)), "boolean"
-    type_ = _type_of_number(name, arguments, types) or _type_of_other(name, arguments, types)
-    if type_ is not None:
-        return Expression(name, tuple(arguments)), type_
-    return _of_decimals(name, children) if name in ARITHMETIC or name == "Divide" else _choice(name, children)
+    return None
 
 
 def _is_condition(name: str, arguments: Sequence[Expression], types: Sequence[str]) -> bool:
@@ -179,6 +198,8 @@ def _type_of_other(name: str, arguments: Sequence[Expression], types: Sequence[s
             return "integer"
         case ("Substring", "string", "integer", "integer") if all(map(_is_positive, arguments[1:])):
             return "string"
+        case ("Hour" | "Minute" | "Second", "timestamp" | "timestamp_ntz"):
+            return "integer"
         case ("DateAdd", "date", "byte" | "short" | "integer"):
             return "date"
     return None
@@ -206,6 +227,33 @@ def _choice(name: str, children: Sequence[Typed]) -> Typed:
     if name == "NullIfResult":
         name, arguments = "If", (arguments[0], _null(values[0][1]), arguments[1])
     return Expression(name, arguments), types.pop()
+
+
+def _of_micros(of: Typed, before: str, to: str) -> Typed:
+    """Returns a time as a number of microseconds, or the other way round."""
+    if {before, to} - _TIMES != {"long"} or of[1] != before:
+        raise _Other
+    return Expression("to", (of[0],), type=_arrow(to)), to
+
+
+def _struct(children: Sequence[Typed]) -> Typed:
+    names = [expression.literal for expression, _ in children[::2]]
+    values = children[1::2]
+    if any(name is None or not name.is_valid for name in names) or any(not type_ for _, type_ in values):
+        raise _Other
+    fields = [{"name": str(name), "type": type_} for name, (_, type_) in zip(names, values, strict=True)]
+    made = Expression("CreateNamedStruct", tuple(expression for expression, _ in children))
+    return made, json.dumps({"type": "struct", "fields": fields})
+
+
+def _field(of: Typed, ordinal: int) -> Typed:
+    expression, type_ = of
+    if not type_.startswith("{"):
+        raise _Other
+    found = json.loads(type_)
+    if found["type"] != "struct":
+        raise _Other
+    return Expression("GetStructField", (expression, _number(ordinal))), _text(found["fields"][ordinal]["type"])
 
 
 def _with(children: Sequence[Typed]) -> Typed:
@@ -277,8 +325,8 @@ def _literal(node: Node) -> Typed:
         raise _Other
     if value is None:
         return _null(type_), type_
-    if type_ in _NO_LITERALS:
-        raise _Other
+    if type_ in _TIMES:
+        raise _Other  # Spark writes them in the zone of a session
     if type_ in _INTEGERS:
         value = int(value)
     elif type_ in _FLOATS:
@@ -321,6 +369,8 @@ def _cast(of: Typed, to: str) -> Typed:
         if expression.literal is not None:
             return Expression(literal=expression.literal.cast(_INTEGERS[to])), to
         return Expression(f"to_{to}", (expression,)), to
+    if before in _TIMES and to == "date":  # in UTC, for constants and epochs have that zone
+        return Expression("DateOfTime", (expression,)), to
     # Arrow says where a value has no place in the type.
     if before in _INTEGERS and (to == "double" or _DECIMAL.fullmatch(to)):
         if to != "double" and expression.literal is None:  # Arrow wants a type with a place for every number
@@ -362,5 +412,5 @@ def _name(node: Node) -> str:
 
 
 def _text(type_: Any) -> str:
-    """Returns the name of a simple type; of another one a name that no type has."""
-    return type_ if isinstance(type_, str) else ""
+    """Returns the name of a simple type, and another one as JSON."""
+    return type_ if isinstance(type_, str) else json.dumps(type_)

@@ -293,6 +293,11 @@ class Analyzer:
                 f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
                 "one row: use aggregate, flat_map or window"
             )
+        if stage.kind == SELECT and contains(self._spark, plan, "FILTER"):
+            raise FlowError(
+                f"stage {stage.name}: window() and session_window() drop rows whose time is null, and a select keeps every row: "
+                "use the stage window(), or flow.sql"
+            )
         if contains(self._spark, plan, "CURRENT_LIKE"):
             raise FlowError(
                 f"stage {stage.name}: its expression depends on when, or by whom, it is asked (current_timestamp, ...): computed "

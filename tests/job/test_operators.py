@@ -150,6 +150,14 @@ def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store
         (lambda s: s.select("x", "nothing"), "stage x: column 'nothing' is not in its input"),
         (lambda s: s.select("x", "sum(n)"), "stage x: aggregates, generators"),
         (lambda s: s.select("x", "explode(array(n))"), "stage x: aggregates, generators"),
+        (
+            lambda s: s.select("x", "window(timestamp_seconds(n), '1 hour') AS w"),
+            r"stage x: window\(\).*drop rows whose time",
+        ),
+        (
+            lambda s: s.select("x", "session_window(timestamp_seconds(n), '1 hour') AS w"),
+            r"stage x: window\(\) and session",
+        ),
         (lambda s: s.select("x", "n", "n"), "stage x: two of its columns have the same name"),
         (lambda s: s.select("x", "n AS _n"), "names that begin with _"),
         (lambda s: s.select("x", "nothing + 1 AS n"), "stage x: Spark cannot evaluate it over its input: .*nothing"),

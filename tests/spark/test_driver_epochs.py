@@ -82,7 +82,21 @@ def given(name: str, t: int) -> pa.Table:
     return rows_of(t, 150) if name == "rows" else rows_of(t + 7, 90)
 
 
-FLOWS = [by_id, by_expression, joined, placed_by_a_text, of_event_time, of_a_loop, of_a_table]
+def of_structs(flow: nosync.Dataflow) -> None:
+    """Keys that are structs, some with nulls in them."""
+    rows = flow.source("rows", ROWS).select("pairs", "named_struct('a', id % 3, 'b', name) AS pair", "n")
+    rows.aggregate("by_pair", key=["pair"], n=nosync.count()).select("a", "pair.a AS a", "n").aggregate(
+        "by_a", key=["a"], n=nosync.sum("n")
+    )
+
+
+def of_times(flow: nosync.Dataflow) -> None:
+    events = flow.source("events", EVENTS)
+    placed = events.select("placed", "named_struct('at', at, 'word', word) AS place", "hour(at) AS h", "n")
+    placed.aggregate("by_place", key=["place"], n=nosync.sum("n"), h=nosync.max("h"))
+
+
+FLOWS = [by_id, by_expression, joined, placed_by_a_text, of_event_time, of_a_loop, of_a_table, of_structs, of_times]
 
 
 def advance(job: nosync.Job, spark: SparkSession, t: int) -> None:
@@ -110,6 +124,25 @@ def test_layers_are_the_same_as_by_spark(
     assert in_driver == [0, 2]
     assert found[0] == found[1]
     assert len(found[0]) >= SHARDS * 3
+
+
+def test_windows_of_a_query_are_run_by_the_driver(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    query = "SELECT window(at, '3 minutes') AS w, word, sum(n) AS n, max(hour(at)) AS h FROM events GROUP BY 1, 2"
+    found = []
+    for size in ("64m", "0"):
+        flow = nosync.Dataflow("f")
+        flow.source("events", EVENTS)
+        flow.sql("windows", query, spark=spark)
+        store = open_store(size)
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        for t in range(2):
+            with driver_runs(spark, size):
+                job.advance(t, {"events": spark.createDataFrame(given("events", t))})
+        found.append(digests(store))
+    assert in_driver == [0, 1]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", MANY)

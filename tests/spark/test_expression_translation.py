@@ -47,7 +47,10 @@ WIDE_EXPRESSIONS = [
     "CAST(amount / CAST(7 AS DECIMAL(20, 0)) AS DECIMAL(19, 6)) > 0", "CAST(large AS DECIMAL(38, 2)) > 0",
     "CAST(large AS DECIMAL(38, 0)) = 0", "CAST(amount AS DECIMAL(10, 1)) = 1.1", "amount = large", "large <=> amount",
     "CAST(i AS DOUBLE) * 2 > 1", "CAST(b AS INT) + s = 3", "i + l > 0", "s - b < 0", "text LIKE 'ä%'",
-    "bytes IS NULL", "flag OR day IS NULL",
+    "hour(at) = 2", "minute(local) = 59", "second(at) > 0", "CAST(at AS DATE) = DATE '2026-03-29'", "year(at) = 1",
+    "year(local) = 9999", "named_struct('a', i, 'b', text).b = 'a'", "named_struct('a', 1, 'b', 2).a = 1",
+    "named_struct('a', named_struct('b', day)).a.b IS NULL", "bytes IS NULL",
+    "flag OR day IS NULL",
 ]  # fmt: skip
 
 OTHERS = [
@@ -58,7 +61,8 @@ OTHERS = [
     "amount / amount > 1 AND CAST(amount AS DECIMAL(38, 20)) / CAST(amount AS DECIMAL(38, 20)) > 1",
     "at > TIMESTAMP '2020-01-01 00:00:00'", "collate(name, 'UTF8_LCASE') = 'x'", "name = 'X' COLLATE UTF8_LCASE",
     "5 BETWEEN (CASE WHEN id BETWEEN 1 AND 2 THEN id ELSE 0 END) AND 7", "d IN (1D, 2D)", "-d > 0", "abs(id) > 3",
-    "year(at) = 2020", "try_divide(id, 2) > 1", "name = CAST(X'ff' AS STRING)", "id > CAST('a' AS INT)", "id > 1 / 0",
+    "date_format(at, 'yyyy') = '2020'", "try_divide(id, 2) > 1", "named_struct('a', id) = named_struct('a', 3)",
+    "name = CAST(X'ff' AS STRING)", "id > CAST('a' AS INT)", "id > 1 / 0",
 ]  # fmt: skip
 
 
