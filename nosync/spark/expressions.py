@@ -293,10 +293,10 @@ class Analyzer:
                 f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
                 "one row: use aggregate, flat_map or window"
             )
-        if stage.kind == SELECT and contains(self._spark, plan, "FILTER"):
+        if contains(self._spark, plan.child(), "FILTER"):
             raise FlowError(
-                f"stage {stage.name}: window() and session_window() drop rows whose time is null, and a select keeps every row: "
-                "use the stage window(), or flow.sql"
+                f"stage {stage.name}: window() and session_window() drop rows whose time is null, before the expression is asked "
+                "of them: use the stage window(), or flow.sql"
             )
         if contains(self._spark, plan, "CURRENT_LIKE"):
             raise FlowError(

@@ -158,6 +158,10 @@ def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store
             lambda s: s.select("x", "session_window(timestamp_seconds(n), '1 hour') AS w"),
             r"stage x: window\(\) and session",
         ),
+        (
+            lambda s: s.where("x", "window(timestamp_seconds(n), '1 hour').start > at"),
+            r"stage x: window\(\) and session",
+        ),
         (lambda s: s.select("x", "n", "n"), "stage x: two of its columns have the same name"),
         (lambda s: s.select("x", "n AS _n"), "names that begin with _"),
         (lambda s: s.select("x", "nothing + 1 AS n"), "stage x: Spark cannot evaluate it over its input: .*nothing"),
