@@ -486,10 +486,10 @@ def test_rows_that_are_others_each_time_are_not_asked_for_again(
 ) -> None:
     """Where the driver finds that it cannot compute them, some are recorded."""
     flow, store = nosync.Dataflow("f"), open_store()
-    rows = flow.source("rows", "id bigint, x double, at double")
+    rows = flow.source("rows", "id bigint, x double, at timestamp")
     rows.where("large", "x > 1").aggregate("out", key=["id"], n=nosync.count())
     job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
-    given = doubles(spark, *[0.5, 2.0] * 20, float("nan"), 1.5).selectExpr("*", "rand() AS at")
+    given = doubles(spark, *[0.5, 2.0] * 20, float("nan"), 1.5).selectExpr("*", "current_timestamp() AS at")
     with driver_runs(spark):
         job.advance(0, {"rows": given})
     assert in_driver == [0]
