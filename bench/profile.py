@@ -65,7 +65,7 @@ def view(spark: SparkSession, root: Path) -> None:
     """Shows an epoch of a view with many stages: the driver's part, and Spark's stages of the last one."""
     epochs = view_epochs(spark, root / "view", "q3", 100_000)
     show(
-        "an epoch of TPC-H q3 as a view, 100,000 lines of which 1 % change, in the driver",
+        "an epoch of TPC-H q3 as a view by Spark's tasks, 100,000 lines of which 1 % change, in the driver",
         lambda first, last: [next(epochs) for _ in range(first, last)],
         "cumulative",
         only=r"(epoch_\w+|runner|dataframe|expressions|udf)\.py",

@@ -157,7 +157,13 @@ class WideRowError(NosyncError):
 
 
 class ScanError(NosyncError):
-    """A task cannot read a source's files itself. The job has the JVM read them and does not raise this."""
+    """Python cannot read a source's files itself, or evaluate an expression. The job leaves it to Spark and does not raise
+    this. `stage`: whose expressions they are, if any are.
+    """
+
+    def __init__(self, message: str, *, stage: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
 class FlowError(NosyncError, ValueError):

@@ -13,7 +13,7 @@ from nosync.lsm.columnar.columns import describe
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
-from nosync.runtime.segment_task import Report, rows_in
+from nosync.runtime.segment_task import Report, SourceSize
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def epoch_report(
     computed = [report for report in reports.values() if report.computed]
     return EpochReport(
         t=t,
-        rows_in=rows_in(reports, flow),
+        rows_in=SourceSize.of(reports, flow).rows,
         layers_computed=len(computed),
         layers_reused=len(reports) - len(computed),
         bytes_recorded=sum(report.size_bytes for report in computed),

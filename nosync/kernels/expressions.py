@@ -265,9 +265,6 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "CreateNamedStruct": _struct,
     "GetStructField": lambda value, ordinal: pc.struct_field(value, [ordinal.as_py()]),
     "DateDiff": lambda end, begin: pc.subtract_checked(end.cast(pa.int32()), begin.cast(pa.int32())),
-    "to_short": lambda value: value.cast(pa.int16()),
-    "to_integer": lambda value: value.cast(pa.int32()),
-    "to_long": lambda value: value.cast(pa.int64()),
     "to": lambda value: value,
 }
 """The functions, by the name of Spark's class. `to` is a cast to the expression's type."""

@@ -18,7 +18,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage, InputEdge, Segment, SegmentOutput
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.flow.stage_options import JvmOptions
-from nosync.kernels.expressions import applied, evaluated
+from nosync.kernels.expressions import applied
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
 from nosync.lsm.columnar.hashing import HASH_BITS, hash64, key_groups_of
 from nosync.lsm.errors import ScanError
@@ -92,7 +92,7 @@ class _LocalPart:
                 self._emitted[edge.output] = self._segment(home, edge.output)
             rows = self._emitted[edge.output]
         for name in edge.jvm:
-            rows = [_expressed(self._plan.flow.stages[name], table, self._plan.plans[0].t) for table in rows]
+            rows = [_expressed(self._plan.flow.stages[name], table) for table in rows]
         return rows
 
     def _in_shards(self, edge: InputEdge, rows: ByShard) -> ByShard:
@@ -130,7 +130,7 @@ def _beside(index: int, rows: pa.Table) -> pa.Table:
     return named.append_column(SIDE_COLUMN, pa.array(np.full(rows.num_rows, index, dtype=np.int32)))
 
 
-def _expressed(stage: BoundStage, rows: pa.Table, t: int) -> pa.Table:
+def _expressed(stage: BoundStage, rows: pa.Table) -> pa.Table:
     """Returns what a stage's expressions make of rows. Reports pass as they are."""
     step = stage.options_as(JvmOptions).step
     assert step is not None, f"stage {stage.name}: its expressions are of a kind that tasks evaluate"
@@ -138,17 +138,14 @@ def _expressed(stage: BoundStage, rows: pa.Table, t: int) -> pa.Table:
     given, reports = rows.filter(is_row), rows.filter(pc.invert(is_row))
     keep = [name for name in (CHANGE_TYPE_COLUMN,) if stage.changing] + [TAG_COLUMN, REPORT_COLUMN]
     try:
-        if step.condition is not None:
-            made, _ = applied([step], given)
-        else:
-            columns = {name: evaluated(one, given) for name, one in step.columns.items()}
-            whole = {
-                n: v if isinstance(v, pa.ChunkedArray) else pa.repeat(v, given.num_rows) for n, v in columns.items()
-            }
-            made = pa.table(whole | {name: given.column(name) for name in keep})
+        made, _ = applied([step], given)
+        if step.condition is None:
+            made = pa.table(
+                {**dict(zip(made.column_names, made.columns, strict=True)), **{n: given.column(n) for n in keep}}
+            )
     except pa.ArrowException as error:
         raise ScanError(
-            f"stage {stage.name} timestamp {t}: its expressions cannot be evaluated here: {error}"
+            f"stage {stage.name}: its expressions cannot be evaluated here: {error}", stage=stage.name
         ) from error
     names = made.column_names
     blank = [

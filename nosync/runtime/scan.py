@@ -24,7 +24,7 @@ from nosync.flow.bound_stage import BoundStage, InputEdge
 from nosync.flow.kinds import SOURCE
 from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import Step, applied
-from nosync.lsm.columnar.columns import as_array
+from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
@@ -100,7 +100,7 @@ class Scan:
                 rows = rows.take(pa.array(canonical_order(rows)))
                 given.append(rows)
                 if edge is not None:
-                    made, _ = applied(steps, rows)
+                    made, _ = _made(edge, steps, rows)
                     schema = stages[edge.jvm[-1]].rows_schema
                     made = renamed(made, schema, schema.names)
                     fed[edges.index(edge)] = hashed(made, edge.key, sent=made)
@@ -124,24 +124,21 @@ class TableScan(Scan):
         yield renamed(self.tables[source.name], source.schema, source.schema.names)
 
 
-def rows_of_files(files: Sequence[ParquetFile]) -> int:
-    """Returns how many rows files say that they have. Raises ScanError where one does not say it."""
+def read_few(files: Sequence[ParquetFile], schema: pa.Schema, most_rows: int) -> pa.Table | None:
+    """Returns the rows of files; None where they are more than `most_rows`.
+
+    Raises ScanError where they cannot be read, or are not those any more that were looked at.
+    """
+    parts, rows = [schema.empty_table()], 0
     try:
-        rows = 0
-        for file in files:
-            with file.open() as parquet:
-                rows += parquet.metadata.num_rows
-        return rows
+        for part in _parts(files, schema):
+            parts.append(part)
+            rows += part.num_rows
+            if rows > most_rows:
+                return None
     except (OSError, pa.ArrowException) as error:
         raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
-
-
-def read_whole(files: Sequence[ParquetFile], schema: pa.Schema) -> pa.Table:
-    """Returns the rows of files. Raises ScanError where they cannot be read, or are not those any more that were looked at."""
-    try:
-        return pa.concat_tables([schema.empty_table(), *_parts(files, schema)])
-    except (OSError, pa.ArrowException) as error:
-        raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
+    return pa.concat_tables(parts)
 
 
 def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
@@ -152,6 +149,15 @@ def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
         assert step is not None, f"stage {name}: its expressions are of a kind that tasks evaluate"
         steps.append(step)
     return steps
+
+
+def _made(edge: InputEdge, steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
+    """Returns what the expressions on the way along an edge make of rows, and the numbers of those that pass."""
+    try:
+        return applied(steps, rows)
+    except pa.ArrowException as error:
+        stages = ", ".join(edge.jvm)
+        raise ScanError(f"stage {stages}: its expressions cannot be evaluated here: {error}", stage=stages) from error
 
 
 def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -187,7 +193,7 @@ class _Placed:
         if self.source.is_placed_by_columns:
             return _hashes_of(rows, self.source.placed_by or names)
         assert self.edge is not None, "by what expressions make, which come by an edge"
-        made, numbers = applied(self.steps, rows)
+        made, numbers = _made(self.edge, self.steps, rows)
         found: U32 = np.empty(rows.num_rows, dtype=np.uint32)
         is_out: npt.NDArray[np.bool_] = np.ones(rows.num_rows, dtype=np.bool_)
         is_out[numbers] = False

@@ -167,9 +167,3 @@ class SourceSize:
         sources = {stage.name for stage in flow.sources}
         found = [report for (stage, _), report in reports.items() if stage in sources]
         return cls(sum(report.rows for report in found), sum(report.size_bytes for report in found))
-
-
-def rows_in(reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> int:
-    """Returns how many rows the sources recorded in an epoch."""
-    sources = {stage.name for stage in flow.sources}
-    return sum(report.rows for (stage, _), report in reports.items() if stage in sources)

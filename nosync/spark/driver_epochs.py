@@ -38,7 +38,7 @@ from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
 from nosync.runtime.epoch_plan import EpochPlan, Reports
 from nosync.runtime.local_part import run_epoch
-from nosync.runtime.scan import ParquetFile, read_whole, rows_of_files, why_not_scanned
+from nosync.runtime.scan import ParquetFile, read_few, why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.generators import Explode, Replicate
@@ -156,14 +156,17 @@ def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, Sequence[Par
     size_bytes = sum(file.size_bytes for of_source in files.values() for file in of_source)
     if size_bytes > most_bytes:
         raise _BySpark(f"its files have {size_bytes:,} bytes, and the driver runs {most_bytes:,}")
-    try:
-        for source in flow.sources:
-            rows, most_rows = rows_of_files(files[source.name]), most_bytes // _row_bytes(source)
-            if rows > most_rows:
-                raise _BySpark(f"source {source.name} has {rows:,} rows, and the driver runs {most_rows:,}")
-        return {source.name: read_whole(files[source.name], source.schema) for source in flow.sources}
-    except ScanError as error:
-        raise _BySpark(str(error)) from None
+    tables = {}
+    for source in flow.sources:
+        most_rows = most_bytes // _row_bytes(source)
+        try:
+            rows = read_few(files[source.name], source.schema, most_rows)
+        except ScanError as error:
+            raise _BySpark(str(error)) from None
+        if rows is None:
+            raise _BySpark(f"source {source.name} has more than {most_rows:,} rows")
+        tables[source.name] = rows
+    return tables
 
 
 def _fetched(
@@ -192,9 +195,12 @@ def _fetched(
             raise _BySpark(f"it has {size_bytes:,} bytes, by what is known of them, and the driver runs {most_bytes:,}")
         # What Spark says of files, and of what functions make of rows, may be far too little.
         rows = _rows_in_memory(plan)
-        if rows is not None and rows > most_bytes // _LEAST_ROW_BYTES:
+        if rows is None:
+            most_rows[name] = most_bytes // _row_bytes(sources[name])
+        elif rows > most_bytes // _LEAST_ROW_BYTES:
             raise _BySpark(f"source {name} has {rows:,} rows, and the driver runs {most_bytes // _LEAST_ROW_BYTES:,}")
-        most_rows[name] = None if rows else most_bytes // _row_bytes(sources[name]) if rows is None else 0
+        else:
+            most_rows[name] = None if rows else 0
     return {name: _rows_of(frames[name], source, most_rows[name]) for name, source in sources.items()}
 
 

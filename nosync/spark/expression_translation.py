@@ -239,7 +239,7 @@ def _of_micros(of: Typed, before: str, to: str) -> Typed:
 def _struct(children: Sequence[Typed]) -> Typed:
     names = [expression.literal for expression, _ in children[::2]]
     values = children[1::2]
-    if any(name is None or not name.is_valid for name in names) or any(not type_ for _, type_ in values):
+    if any(name is None or not name.is_valid for name in names):
         raise _Other
     fields = [{"name": str(name), "type": type_} for name, (_, type_) in zip(names, values, strict=True)]
     made = Expression("CreateNamedStruct", tuple(expression for expression, _ in children))
@@ -248,12 +248,8 @@ def _struct(children: Sequence[Typed]) -> Typed:
 
 def _field(of: Typed, ordinal: int) -> Typed:
     expression, type_ = of
-    if not type_.startswith("{"):
-        raise _Other
-    found = json.loads(type_)
-    if found["type"] != "struct":
-        raise _Other
-    return Expression("GetStructField", (expression, _number(ordinal))), _text(found["fields"][ordinal]["type"])
+    fields = json.loads(type_)["fields"]
+    return Expression("GetStructField", (expression, _number(ordinal))), _text(fields[ordinal]["type"])
 
 
 def _with(children: Sequence[Typed]) -> Typed:
@@ -368,7 +364,7 @@ def _cast(of: Typed, to: str) -> Typed:
             raise _Other
         if expression.literal is not None:
             return Expression(literal=expression.literal.cast(_INTEGERS[to])), to
-        return Expression(f"to_{to}", (expression,)), to
+        return Expression("to", (expression,), type=_INTEGERS[to]), to
     if before in _TIMES and to == "date":  # in UTC, for constants and epochs have that zone
         return Expression("DateOfTime", (expression,)), to
     # Arrow says where a value has no place in the type.

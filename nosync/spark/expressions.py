@@ -31,7 +31,7 @@ from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.errors import without_log
 from nosync.spark.expression_translation import step_of
 from nosync.spark.selecting import selected
-from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
+from nosync.spark.session import ZONE, conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
 
 _ALLOW_LOSS = "spark.sql.decimalOperations.allowPrecisionLoss"
@@ -235,12 +235,12 @@ class Analyzer:
     def _step(self, stage: Stage, rows: DataFrame, given: pa.Schema) -> Step | None:
         """Returns the step that Python evaluates itself. Epochs run in UTC, and so constants are computed in it."""
         may_lose = self._settings.get(_ALLOW_LOSS, "true").lower() == "true"
-        is_in_utc = self._spark.conf.get("spark.sql.session.timeZone") == "UTC"
-        with conf_set(self._spark, session_settings()):
-            if not is_in_utc:
-                empty = self._spark.createDataFrame([], from_arrow_schema(given))
-                keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
-                rows = _apply(stage.kind, jvm_options(stage), empty, keep, report=None)
+        if self._spark.conf.get(ZONE) == "UTC":
+            return step_of(analyzed(rows), self._spark._jvm, may_lose_digits=may_lose)
+        with conf_set(self._spark, {ZONE: "UTC"}):
+            empty = self._spark.createDataFrame([], from_arrow_schema(given))
+            keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
+            rows = _apply(stage.kind, jvm_options(stage), empty, keep, report=None)
             return step_of(analyzed(rows), self._spark._jvm, may_lose_digits=may_lose)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:

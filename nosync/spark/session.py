@@ -22,7 +22,8 @@ T = TypeVar("T")
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
-_ZONE = "spark.sql.session.timeZone"
+ZONE = "spark.sql.session.timeZone"
+"""Setting of a session: the zone of its timestamps. Epochs run in UTC."""
 SCAN_ENABLED = "spark.nosync.scan.enabled"
 """Setting of a session: whether tasks may read an epoch's files themselves (nosync.runtime.scan)."""
 EXCHANGE_ENABLED = "spark.nosync.exchange.enabled"
@@ -118,7 +119,7 @@ def session_settings() -> dict[str, str]:
         _MOST_ROWS: ARROW_BATCH_ROWS,
         # Shards are partitions: adaptive execution must not merge or split them, and has little to gain here.
         "spark.sql.adaptive.enabled": "false",
-        _ZONE: "UTC",
+        ZONE: "UTC",
     }
 
 
@@ -156,7 +157,7 @@ def in_own_zone(frame: DataFrame) -> DataFrame:
     for it when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
     """
     spark = frame.sparkSession
-    if spark.conf.get(_ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):
+    if spark.conf.get(ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):
         return frame
     execution = frame._jdf.queryExecution()
     if contains(spark, execution.analyzed(), "PYTHON_UDF"):

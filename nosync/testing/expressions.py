@@ -30,7 +30,6 @@ _COMPARISONS = {
     ">=": "GreaterThanOrEqual",
 }  # fmt: skip
 _WIDTHS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
-_CASTS = {pa.int16(): "to_short", pa.int32(): "to_integer", pa.int64(): "to_long"}
 _TYPES = {
     "smallint": pa.int16(),
     "short": pa.int16(),
@@ -319,7 +318,7 @@ def _widened(one: _Typed, to: pa.DataType) -> _Typed:
         return one
     if one.of.literal is not None:
         return _Typed(Expression(literal=one.of.literal.cast(to)), to)
-    return _Typed(Expression(_CASTS[to], (one.of,)), to)
+    return _Typed(Expression("to", (one.of,), type=to), to)
 
 
 def _unquoted(name: str) -> str:

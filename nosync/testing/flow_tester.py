@@ -113,7 +113,7 @@ class FlowTester:
         try:
             reports = run_epoch(flow, plan, given)
         except ScanError as error:
-            raise StageError(f"timestamp {t}: {error}", stage="", shard="", t=str(t)) from error
+            raise StageError(f"timestamp {t}: {error}", stage=error.stage, shard="", t=str(t)) from error
         self._sealing.seal(flow, t, reports)
         self._given.append(given)
         return epoch_report(t, reports, flow, time.perf_counter() - started, self._position.sealed_at(t))

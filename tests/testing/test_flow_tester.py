@@ -89,6 +89,21 @@ def test_rows_are_given_in_many_forms() -> None:
     assert found == [[{"customer": "ann", "n": 1, "total": 3}, {"customer": "bob", "n": 1, "total": 5}]] * 4
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_an_expression_that_fails_names_its_stage(is_later: bool) -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("orders", "customer string, amount bigint")
+    if is_later:
+        rows = rows.aggregate("spending", key=["customer"], amount=nosync.sum("amount"))
+    rows.where("large", "amount + 9223372036854775807 > 5").dedupe("out", key=["customer"])
+    with (
+        FlowTester(flow) as tester,
+        pytest.raises(nosync.StageError, match=r"timestamp 0: stage large: .*overflow") as error,
+    ):
+        tester.advance({"orders": [("ann", 3)]})
+    assert error.value.stage == "large"
+
+
 def test_states_and_changes_epoch_by_epoch() -> None:
     tester = FlowTester(orders())
     tester.advance({"orders": [("ann", 3)]}, t=7)
