@@ -203,14 +203,15 @@ class LayerDirectory:
             f"{self.root}: the files of {view.id} vanish while they are listed; is something else deleting them?"
         )
 
-    def open_rounds(self, view: View, epoch: int, rounds: int) -> Trace:
-        """Returns a shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of
-        this one.
+    def open_rounds(self, view: View, epoch: int, rounds: int, before: Trace | None = None) -> Trace:
+        """Returns a shard's state in the middle of an epoch: `before`, by default that as of the one before, and the
+        first `rounds` rounds of this one.
 
         Raises HoleError for a round that is not there.
         """
         begin = pack(epoch)
-        before = self.open_view(view, until=begin, as_of=Time(begin - 1))
+        if before is None:
+            before = self.open_view(view, until=begin, as_of=Time(begin - 1))
         of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
         try:
             readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
@@ -220,7 +221,8 @@ class LayerDirectory:
                 stage=view.id.stage, shard=str(view.id.shard), lower=show(begin), upper=show(pack(epoch, rounds)),
             ) from error  # fmt: skip
         ends = {layer.id: min(begin, before.ends.get(layer.id, begin)) for layer in before.layers}
-        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
+        layers = [*before.layers, *readers]
+        return Trace(view.id, layers, self.key_groups, before.schema, ends, before.begins, key=before.key)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:
         """Returns the one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises

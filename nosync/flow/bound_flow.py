@@ -92,8 +92,11 @@ class BoundFlow:
 
     def takes_whole(self, segment: Segment, edge: InputEdge, bootstrapped: Collection[str]) -> set[bool]:
         """Returns whether the stages that take an edge are to have all rows that are there, if the stages
-        `bootstrapped` begin anew. Both answers are in it if only some of them are.
+        `bootstrapped` begin anew. Both answers are in it if only some of them are. Inside of a loop rows go from round
+        to round.
         """
+        if self.stages[edge.input].loop is not None and self.stages[edge.input].loop == self.loop_of(segment):
+            return {False}
         takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
         return {whole for name in takers for whole in self._is_whole(name, bootstrapped)}
 

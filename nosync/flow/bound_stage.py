@@ -27,6 +27,9 @@ INTERVAL_SIDE, INTERVAL_JOIN = "interval_side", "interval_join"
 TIMED_UPDATE, OUTPUT = "timed_update", "output"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.stage."""
 
+GIVEN_ONCE = (WATERMARK, LATE, FINAL, OUTPUT)
+"""Kinds whose rows are given once for ever: what they gave stays, whatever code comes after."""
+
 Options = TypeVar("Options", bound=StageOptions)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import ARRANGE, FINAL, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
+from nosync.flow.bound_stage import ARRANGE, GIVEN_ONCE, TIMED_UPDATE, BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import LOOP, PART_SEPARATOR, PER_KEY, UPDATE
+from nosync.flow.kinds import PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
@@ -129,38 +129,47 @@ def stages_to_bootstrap(
     made of, which begins anew where it is new: a view is what its query gives of all rows. Raises FlowError naming a stage
     that cannot.
     """
-    anew: dict[str, str] = {}  # and the declared stage that it is for
-    for stage in flow.stages.values():
-        if stage.recorded and stage.name not in changed:
-            continue
-        declared = _declared(stage)
-        because = next((anew[name] for name in stage.inputs if name in anew), None)
-        is_new = stage.name not in known
-        if because is None and (declared in own or is_new):
-            of_view = declared in of_views
-            because = declared if of_view or _begins(flow, stage, is_new=is_new) else None
-        if because is None:
-            continue
-        if not (is_new or stage.keyed or stage.changing) and stage.recorded:
-            raise FlowError(
-                f"stage {declared} cannot give other rows on a branch: it only adds rows (it is made of no table, aggregate or "
-                "join), so that nothing can take back what it gave. Give the view, or the stage, another name there"
-            )
-        if _depends_on_order(stage):
-            changing = _changing_input(flow, stage)
-            what = "can neither have other code on a branch nor begin there"
-            if changing is not None:
-                what += f": its input {changing} changes"
-            if because != declared:
-                what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
-            raise FlowError(
-                f"stage {declared} {what}, and what {_named(stage)} makes of rows depends on when they came. Change what comes "
-                "before, where rows only come; or run the changed flow in a store of its own, with backfill()"
-            )
-        anew[stage.name] = because
-    recorded = [name for name in anew if flow.stages[name].recorded]
+    of_loop = {loop: {_declared(s) for s in flow.stages.values() if s.loop == loop} for loop in flow.loops}
+    anew: set[str] = set()
+    loops: set[str] = set()
+    while True:
+        for stage in flow.stages.values():
+            recorded_as = stage.loop if stage.loop is not None and stage.of_rounds else stage.name
+            if stage.recorded and recorded_as not in changed:
+                continue
+            declared, is_new = _declared(stage), (stage.loop or stage.name) not in known
+            follows = stage.loop in loops or any(name in anew and not _is_final(flow, name) for name in stage.inputs)
+            has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)
+            begins = has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
+            if not (follows or begins) or _goes_on(flow, stage, known, follows=follows):
+                continue
+            if not is_new:
+                _check_rows_can_go(stage)
+            anew.add(stage.name)
+        # The stages of a loop feed each other, so they begin together.
+        of_loops = {stage.loop for stage in flow.stages.values() if stage.name in anew and stage.loop is not None}
+        if of_loops <= loops:
+            break
+        loops |= of_loops
+    recorded = [name for name, stage in flow.stages.items() if name in anew and stage.recorded]
+    _check_all_or_nothing(flow, recorded)
+    return recorded
+
+
+def _check_rows_can_go(stage: BoundStage) -> None:
+    """Raises FlowError where a stage that begins anew may have given rows that nothing takes back."""
+    only_adds = not (stage.keyed or stage.changing or stage.kind in GIVEN_ONCE or stage.of_rounds)
+    if only_adds and stage.recorded:
+        raise FlowError(
+            f"stage {_declared(stage)} cannot give other rows on a branch: it only adds rows (it is made of no table, aggregate "
+            "or join), so that nothing can take back what it gave. Give the view, or the stage, another name there"
+        )
+
+
+def _check_all_or_nothing(flow: BoundFlow, anew: Collection[str]) -> None:
+    """Raises FlowError where of the stages that are fed together only some begin anew."""
     for segment in flow.segments.values():
-        if any(len(flow.takes_whole(segment, edge, recorded)) > 1 for edge in segment.edges):
+        if any(len(flow.takes_whole(segment, edge, anew)) > 1 for edge in segment.edges):
             head = flow.stages[segment.name]
             why = "is joined with itself in another way: give the join another name (drop= the old one, add= the new)"
             if not head.recorded:
@@ -168,28 +177,34 @@ def stages_to_bootstrap(
             raise FlowError(
                 f"stage {_declared(head)} cannot be fed on the branch what is there and what changed: it {why}"
             )
-    return recorded
 
 
-_IN_ORDER = (TIMED_UPDATE, OUTPUT, WATERMARK, FINAL, LOOP)
-
-
-def _depends_on_order(stage: BoundStage) -> bool:
-    """Returns whether the rows that are there do not say all that a stage holds: it depends on the epochs before. Those
-    are loops, and what goes by a watermark. The function of an update is called with all rows, as insertions.
+def _is_final(flow: BoundFlow, name: str) -> bool:
+    """Returns whether rows of a stage are given once for ever. Those that it gave before it began anew stay, and what
+    follows it goes on from there.
     """
-    by_watermark = stage.window is not None and stage.window.delay_us is not None
-    return by_watermark or stage.kind in _IN_ORDER or stage.loop is not None
+    return flow.stages[name].kind in GIVEN_ONCE
 
 
-def _begins(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:
-    """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
-    likes; a new one has no state of rows that it never saw. What is made of all rows of a key is made anew of them.
+def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:
+    """Returns whether a stage with other code must see all rows that are there: some may be taken back, or it makes its
+    rows of all those of a key.
     """
-    if stage.kind == PER_KEY and not is_new:
-        return True
-    goes_on = stage.kind in (UPDATE, TIMED_UPDATE) and not is_new
-    return not goes_on and _changing_input(flow, stage) is not None
+    if stage.loop is not None:
+        return not flow.loops[stage.loop].growing
+    return (stage.kind == PER_KEY and not is_new) or _changing_input(flow, stage) is not None
+
+
+def _goes_on(flow: BoundFlow, stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:
+    """Returns whether a stage that was there goes on from its state, though its input changes or begins anew.
+
+    An update's function sees what goes, and may do with it what it likes. One by event time may have given rows to
+    outputs, which nobody can take back.
+    """
+    kind = flow.stages[_declared(stage)].kind
+    if _declared(stage) not in known:
+        return False
+    return kind == TIMED_UPDATE or (kind == UPDATE and not follows)
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
@@ -203,12 +218,6 @@ def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
 def _declared(stage: BoundStage) -> str:
     """Returns the name of the stage that users named, of which it may be a part."""
     return stage.name.partition(PART_SEPARATOR)[0]
-
-
-def _named(stage: BoundStage) -> str:
-    if stage.loop is not None:
-        return f"the loop {stage.loop}"
-    return "an update with outputs" if stage.kind in (TIMED_UPDATE, OUTPUT) else "a window with a watermark"
 
 
 def _check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nosync.flow.bound_flow import BoundFlow, Step
-from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
+from nosync.flow.bound_stage import GIVEN_ONCE, WATERMARK, BoundStage, part_of
 from nosync.flow.kinds import SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
@@ -183,9 +183,10 @@ class _Planner:
             for name in stage.inputs:
                 if self._flow.stages[name].loop == loop:
                     continue
+                need = self._whole if stage.bootstrap_at == t else self._changes
                 for upstream in self._flow.changes_from(name):
                     for shard in shards:
-                        more, why = self._changes(upstream, Cell(t, upstream.name, shard))
+                        more, why = need(upstream, Cell(t, upstream.name, shard))
                         needs += more
                         reason = reason or why
         return needs, reason
@@ -193,7 +194,7 @@ class _Planner:
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
         """Returns what is missing of what the stage reads of itself, and of stages beside it, before the epoch."""
         needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
-        if not stage.keyed and stage.bootstrap_at == cell.t:
+        if not stage.keyed and stage.bootstrap_at == cell.t and stage.kind not in GIVEN_ONCE:
             shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
             needs = [need for shard in shards for need in self._state_before(stage, shard, cell.t)]
         for name in stage.beside:

@@ -21,6 +21,7 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.event_time import Watermarks
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.kernels.aggregate_plan import ROWS
+from nosync.kernels.windows import NO_WATERMARK
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
@@ -101,12 +102,16 @@ class OperatorInput:
     """A loop has the phase of the round here."""
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The parts of one operator keep here what all of them need, so that it is computed once."""
+    is_anew: bool = False
+    """Says whether the stage begins anew with this epoch: its inputs are all rows that are there."""
 
     @property
     def late_us(self) -> int:
-        """Returns the watermark by which rows are late."""
+        """Returns the watermark by which rows are late. None is where a stage begins anew: nobody knows when it came."""
         window = self.stage.window
         assert window is not None, f"stage {self.stage.name} goes by event time"
+        if self.is_anew:
+            return NO_WATERMARK
         return self.watermarks.previous_us if window.is_lenient else self.watermarks.current_us
 
     @property

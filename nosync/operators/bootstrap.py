@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JoinOptions, PerKeyOptions
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Bools, as_array, as_batch
 from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.errors import FlowError
@@ -23,9 +23,11 @@ from nosync.lsm.trace.change_feed import DELETE, INSERT
 from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 
-def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
+def bootstrap_layer(
+    stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table, expired: Bools | None = None
+) -> OperatorOutput:
     """Returns the layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that
-    are there.
+    are there. `expired` says which of the old rows, if they go, expired.
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
@@ -36,7 +38,7 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
     rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
     hashes = hash32([before.column(name) for name in _hashed_by(stage)])
     new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
-    return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True)
+    return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True, expired=expired)
 
 
 def _rows_more(stage: BoundStage, new: pa.Table, old: pa.Table) -> pa.Table:

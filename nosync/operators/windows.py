@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.event_time import (
     LATE_UNTIL,
     OF_INPUTS,
     WATERMARK_AFTER,
     InputTime,
+    Watermarks,
     in_force_of,
     minimum,
     recorded_inputs,
@@ -64,7 +66,11 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
         newest_us = None if given.newest_us is None else in_force_of(given.newest_us, window)
         following = in_force if newest_us is None else max(in_force, newest_us - window.delay_us)
         more = []
-    late = sum(int(late_rows(rows, times_of, given.late_us).sum()) for rows, times_of in _with_their_times(given))
+    late = sum(
+        int(late_rows(rows, times_of, given.late_us).sum())
+        for rows, times_of in _with_their_times(given)
+        if not _was_told(given)
+    )
     times_us_of = [in_force, following, given.watermarks.previous_us]
     before, after, late_until = (stamp(time, schema.field(WATERMARK_AFTER).type) for time in times_us_of)
     more += [late_until] if LATE_UNTIL in schema.names else []
@@ -76,7 +82,14 @@ def apply_late(given: OperatorInput) -> OperatorOutput:
     """Returns the rows that came after their window had closed."""
     is_late = late_rows(given.rows, _window(given), given.late_us)
     late = given.rows.filter(pa.array(is_late)).drop_columns([HASH64_COLUMN])
+    if _was_told(given):
+        late = late.slice(0, 0)
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
+
+
+def _was_told(given: OperatorInput) -> bool:
+    """Returns whether what is late among all rows was said before: the stage begins anew, and was there."""
+    return given.is_anew and given.watermarks.current_us != NO_WATERMARK
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,10 @@ def _changed(given: OperatorInput) -> _Changed:
     old_hashes = np.concatenate([old_hashes, expired_hashes[silent]])
     is_expired = np.arange(len(old)) >= touched
     final = new.slice(0, 0)
+    if given.is_anew:
+        # What was final, or had expired, before it began anew is so for ever.
+        gone = closed(new, _expired_until(_window(given), given.watermarks))
+        new, new_hashes = new.filter(pa.array(~gone)), new_hashes[~gone]
     if _window(given).is_final:
         over = closed(new, given.watermarks.current_us)
         is_closed = pa.Table.from_batches([old]).filter(pa.array(is_expired))
@@ -261,16 +278,41 @@ def _one_each(
     return found
 
 
-def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
-    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already.
+def expired_before(stage: BoundStage, old: pa.Table, times: Watermarks) -> Bools | None:
+    """Returns which rows that a stage held expire with the epoch in which it begins anew. None: those that go are taken
+    back.
+    """
+    if not stage.expires:
+        return None
+    assert stage.window is not None, f"stage {stage.name} is a window"
+    return closed(old, _expired_until(stage.window, times))
+
+
+def _expired_until(window: Window, times: Watermarks) -> int:
+    """Returns the time up to which windows are gone, when their stage begins anew: final ones were given before the
+    epoch, others are kept no longer.
+    """
+    if window.is_final:
+        return times.previous_us
+    now = _in_force(window, times)[1]
+    return NO_WATERMARK if window.keep_us is None or now == NO_WATERMARK else now - window.keep_us
+
+
+def _in_force(window: Window, times: Watermarks) -> tuple[int, int]:
+    """Returns the watermarks by which windows go, of the epoch before and of this one.
 
     A window is final as soon as the watermark passes it. Others are kept until no row can be in time for them, so that
     what follows sees each of their changes before they go.
     """
-    window, trace, times = _window(given), given.trace(given.stage.name), given.watermarks
-    before, now = times.previous_us, times.current_us
     if window.is_lenient and not window.is_final:
-        before, now = times.before_previous_us, times.previous_us
+        return times.before_previous_us, times.previous_us
+    return times.previous_us, times.current_us
+
+
+def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
+    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already."""
+    window, trace = _window(given), given.trace(given.stage.name)
+    before, now = _in_force(window, given.watermarks)
     if window.keep_us is None or not trace.layers or now in (NO_WATERMARK, before):
         return as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     # The epochs before had what is below; not so where they had other code, and another keep=.

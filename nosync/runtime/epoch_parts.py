@@ -18,6 +18,7 @@ from nosync.operators.loops import next_phase, recorded_changes, rounds_done
 from nosync.replication.client.location import open_directory
 from nosync.runtime.epoch_plan import EpochPlan, Part, Reports
 from nosync.runtime.segment_task import Report
+from nosync.runtime.shard_state import nothing_held
 
 RunPart = Callable[[Part, frozenset[str]], Collection[bytes]]
 """Runs a part, without the stages that reported before. Returns what its tasks report."""
@@ -95,7 +96,9 @@ class _EpochRun:
             for i in range(self._plan.shards):
                 id = TraceId(variable.name, variable.fingerprint, Shard(i, self._plan.shards))
                 view = view_at(history, id, pack(t), self._flow.key_groups)
-                trace = self._directory.open_rounds(view, t, round + 1)
+                is_anew = variable.bootstrap_at == t
+                before = nothing_held(variable, id, self._flow.key_groups) if is_anew else None
+                trace = self._directory.open_rounds(view, t, round + 1, before)
                 d = of_round(t, round)
                 changed += len(recorded_changes(trace, variable, Time(d.lower - 1), Time(d.upper - 1)))
             counts.append(changed)

@@ -28,6 +28,7 @@ from nosync.flow.bound_stage import (
     DISTINCT,
     FINAL,
     FIRST,
+    GIVEN_ONCE,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     LATE,
@@ -73,7 +74,7 @@ from nosync.operators.operators import (
 )
 from nosync.operators.per_key import apply_per_key
 from nosync.operators.timed_updates import apply_output, apply_timed_update
-from nosync.operators.windows import apply_final, apply_late, apply_watermark, apply_window
+from nosync.operators.windows import apply_final, apply_late, apply_watermark, apply_window, expired_before
 from nosync.runtime.segment_task import (
     MARK,
     REPORT_SCHEMA,
@@ -213,9 +214,12 @@ class ShardRun:
 
     def _compute(self, stage: BoundStage, id: LayerId) -> OperatorOutput:
         produced = self._operated(stage, id)
-        if not (self._is_anew(stage) and stage.recorded):
+        is_begun = self._is_anew(stage) and stage.recorded and self._task.round is None
+        if not is_begun or stage.kind in GIVEN_ONCE:
             return produced
-        return bootstrap_layer(stage, id, produced, self._state.rows_before(stage))
+        old = self._state.rows_before(stage)
+        expired = expired_before(stage, old, self._state.watermarks(stage)) if stage.kind == WINDOW else None
+        return bootstrap_layer(stage, id, produced, old, expired)
 
     def _is_anew(self, stage: BoundStage) -> bool:
         """Returns whether this is the epoch with which a stage begins anew."""
@@ -231,9 +235,11 @@ class ShardRun:
             idle = False
         if idle and not any(rows.num_rows for rows in inputs):
             return nothing_happened(stage, id)
-        state = self._state.nothing_before if self._is_anew(stage) else self._state.before
+        is_anew = self._is_anew(stage)
+        # Rounds of a loop go on from those before, also where the loop has nothing of earlier epochs.
+        state = self._state.nothing_before if is_anew and self._task.round is None else self._state.before
         shared = self._shared.setdefault(declared_of(stage.name), {})
-        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared)
+        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared, is_anew=is_anew)
         if stage.window is not None:
             work = self._with_times(work)
         try:
@@ -272,7 +278,8 @@ class ShardRun:
     def _carried_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         edge = self._task.edge_of(stage.name, name)
         if edge is None:
-            rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
+            goes_round = stage.loop is not None and self._task.stages[name].loop == stage.loop
+            rows = (self._whole_of if self._is_anew(stage) and not goes_round else self._changes_of)(name)
             if not stage.edge_key:
                 return rows
             # What the JVM computes where rows change their shard.

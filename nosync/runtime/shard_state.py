@@ -155,11 +155,14 @@ class ShardState:
     def nothing_before(self, name: str) -> Trace:
         """Returns the state of a stage that begins anew with this epoch: there is none."""
         stage = self._task.stages[name]
-        return Trace(self._trace_of(stage), (), self._task.location.key_groups, stage.schema, key=stage.key)
+        return nothing_held(stage, self._trace_of(stage), self._task.location.key_groups)
 
     def rounds(self, stage: BoundStage, count: int) -> Trace:
-        """Returns the state of a loop's stage after so many rounds of this epoch."""
-        return self._directory.open_rounds(self._view(stage), self._task.t, count)
+        """Returns the state of a loop's stage after so many rounds of this epoch; of one that begins anew with it, what
+        these alone made.
+        """
+        before = self.nothing_before(stage.name) if stage.bootstrap_at == self._task.t else None
+        return self._directory.open_rounds(self._view(stage), self._task.t, count, before)
 
     def _view(self, stage: BoundStage) -> View:
         history = self._task.histories.get(stage.name, ())
@@ -212,6 +215,11 @@ class ShardState:
             self._directory.env.sync_file(path)
             for parent in list(path.parents)[: len(id.path.parts)]:
                 self._directory.env.sync_dir(parent)
+
+
+def nothing_held(stage: BoundStage, id: TraceId, key_groups: int) -> Trace:
+    """Returns the state of a stage that has none yet."""
+    return Trace(id, (), key_groups, stage.schema, key=stage.key)
 
 
 def _scanned(trace: Trace, as_of: Time) -> pa.Table:

@@ -148,11 +148,6 @@ def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int
     return len(ids)
 
 
-def a_window_over_a_new_stage(flow: nosync.Dataflow) -> object:
-    new = flow["sums"].select("new", "word", "timestamp_seconds(total) AS at")
-    return new.window("after", time="at", size="1 minute", key=["word"], watermark="1 minute", n=nosync.count())
-
-
 def test_a_join_that_begins_anew_needs_all_rows_of_its_inputs(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     source = flow.source("rows", SCHEMA, at_safe_point="drop")
@@ -220,19 +215,47 @@ def test_of_what_takes_rows_that_are_not_recorded_all_begins_anew_or_nothing(
     job.branch("both", at=0, replace={"odd": is_large, "same": is_large})
 
 
-def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
+def with_time_and_rounds(condition: str) -> nosync.Dataflow:
+    """Behind rows that change: windows that close, what they give in the end, and a loop that goes through a join."""
     flow = make_flow()
-    flow["big"].select("words", "word").iterate("running", lambda words: words.where("more", "word = 'none'"))
+    big = flow["sums"].where("over", condition)
+    timed = big.select("timed", "word", "total", "timestamp_seconds(total) AS at")
+    times: dict[str, Any] = {"key": [], "time": "at", "watermark": "3 seconds"}
+    timed.window("by_total", size="5 seconds", n=nosync.count(), **times)
+    final = timed.window("closed", size="5 seconds", n=nosync.count(), emit="final", **times)
+    final.aggregate("all_closed", key=[], n=nosync.sum("n"))
+    there = big.select("there", "total - 1 AS total", "total AS next")
+    big.where("lowest", "total % 3 = 0").select("first", "total").iterate(
+        "chain", lambda chain: chain.join("steps", there, on=["total"]).select("moved", "next AS total")
+    ).aggregate("in_chain", key=[], n=nosync.count())
+    return flow
+
+
+def test_windows_that_close_and_loops_begin_anew_and_are_recovered(spark: SparkSession, open_store: OpenStore) -> None:
+    """What windows make of it is checked in tests/property/test_beginning_anew_by_time.py."""
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=2)
-    job.advance(0, rows(spark, 0))
-    with pytest.raises(nosync.FlowError, match="stage running cannot follow big on a branch: big begins anew there"):
-        job.branch("more", at=0, replace={"big": "total > 5"})
-    with pytest.raises(nosync.FlowError, match="stage after cannot follow new on a branch"):
-        job.branch("more", at=0, add=a_window_over_a_new_stage)
-    assert sorted(store.branches()) == ["main"]
-    same = job.branch("same", at=0, replace={"big": "total > 10"}, add=lambda f: f["sums"].where("small", "total < 5"))
-    assert same.replay().layers_computed == 0
+    job = nosync.Job(with_time_and_rounds("total > 8"), store, spark=spark, shards=2)
+    always = nosync.Job(with_time_and_rounds("total > 3"), open_store("always"), spark=spark, shards=2)
+    for t in range(FORK + 2):
+        job.advance(t, rows(spark, t))
+        always.advance(t, rows(spark, t))
+    branch = job.branch("more", at=FORK - 1, replace={"over": "total > 3"})
+    assert {"by_total", "closed", "all_closed", "chain", "steps"} <= {
+        name.partition("__")[0] for name in store.branches()["more"].anew
+    } | {"all_closed"}, "what follows rows that are given once goes on"
+    branch.replay()
+    for t in range(FORK, FORK + 2):
+        for name in ("chain", "in_chain"):
+            assert state(branch, name, t) == state(always, name, t)
+        assert state(branch, "chain", t) != state(job, "chain", t)
+    stages = ["by_total", "closed", "chain", "steps", "in_chain", "all_closed"]
+    before = {name: state(branch, name, FORK + 1) for name in stages if name != "steps"}
+    lost = lose(store, branch, FORK, stages)
+    report = branch.recover()
+    assert (report.lost, report.recomputed) == (lost, lost)
+    assert before == {name: state(branch, name, FORK + 1) for name in before}
+    words = sum(n for *_, n in state(branch, "closed", FORK + 1))
+    assert state(branch, "all_closed", FORK + 1) == [(words,)]
 
 
 def newest_total(changes: pa.Table, state: pa.Table) -> pa.Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import nosync
@@ -78,20 +79,30 @@ MORE = [
 ]
 
 
-def by_view(spark: SparkSession, store: nosync.Store, case: Case, batches: list[Batch]) -> Any:
-    """Returns the rows that a sink of a view is given."""
-    flow = nosync.Dataflow("parity")
-    for name in batches[0]:
-        flow.source(name, EVENTS if name == "events" else "seen timestamp, j string, y bigint")
+def by_view(spark: SparkSession, store: nosync.Store, case: Case, batches: list[Batch], added_after: int = 0) -> Any:
+    """Returns the rows that a sink of a view is given. `added_after`: how many epochs run before it is there."""
+    flow = _sources(batches)
+    job = nosync.Job(_sources(batches), store, spark=spark, shards=2) if added_after else None
     emit = "final" if case.mode == APPEND else "changes"
     flow.view("out", lambda t: case.query(t).select(*case.columns), emit=emit, spark=spark)
     nothing = {name: table.slice(0, 0) for name, table in batches[0].items()}
-    job = nosync.Job(flow, store, spark=spark, shards=2)
     epochs = [*batches, *[nothing] * EPOCHS_AFTER]
     for t, batch in enumerate(epochs):
+        if job is None:
+            job = nosync.Job(flow, store, spark=spark, shards=2)
+        elif t == added_after:
+            job.upgrade(flow)
         job.advance(t, {name: spark.createDataFrame(table) for name, table in batch.items()})
+    assert job is not None, "there are epochs"
     rows = job.changes("out", -1, len(epochs) - 1).toArrow().to_pylist()
     return case.counted(at_sink(case, rows))
+
+
+def _sources(batches: list[Batch]) -> nosync.Dataflow:
+    flow = nosync.Dataflow("parity")
+    for name in batches[0]:
+        flow.source(name, EVENTS if name == "events" else "seen timestamp, j string, y bigint")
+    return flow
 
 
 def _cases() -> Iterator[Any]:
@@ -108,6 +119,17 @@ def test_a_view_gives_the_rows_of_the_same_query_in_structured_streaming(
     batches = case.batches(np.random.default_rng(8 + number))
     expected = by_spark(spark, case, batches, tmp_path / "spark")
     assert by_view(spark, open_store(), case, batches) == expected
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_a_view_that_an_upgrade_adds_gives_what_spark_gives_of_all_rows_in_one_batch(
+    spark: SparkSession, open_store: OpenStore, case: Case, tmp_path: Path
+) -> None:
+    batches = case.batches(np.random.default_rng(3))
+    k = len(batches) // 2
+    before = {name: pa.concat_tables([batch[name] for batch in batches[: k + 1]]) for name in batches[0]}
+    expected = by_spark(spark, case, [before, *batches[k + 1 :]], tmp_path / "spark")
+    assert by_view(spark, open_store(), case, batches, k) == expected
 
 
 # --- one window, row by row -------------------------------------------------------------------------------------------
@@ -175,26 +197,41 @@ def test_a_window_gives_its_row_as_it_changes_or_once(spark: SparkSession, open_
     assert minutes(job, "once") == closed | {(20, "a", 1), (20, "b", 1), (40, "b", 1)}
 
 
-def test_another_query_on_a_branch_is_refused_and_changes_nothing(spark: SparkSession, open_store: OpenStore) -> None:
+def test_another_query_begins_anew_on_a_branch(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = flow_of_clicks()
+    flow.view("counts", per_window, spark=spark)
+    job = clicked(spark, open_store(), flow)
+    branch = job.branch(
+        "only-a", views={"counts": lambda t: per_window({"clicks": t["clicks"].where("k = 'a'")})}, at=2
+    )
+    branch.replay()
+    assert minutes(branch, "counts") == {(0, "a", 3), (20, "a", 1)}, "of all rows, none is late"
+    assert branch.verify_view("counts").is_equal
+    assert minutes(job, "counts") >= {(0, "a", 2), (0, "b", 1)}
+
+
+def test_rows_that_were_given_once_are_not_taken_back_on_a_branch(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     flow.view("once", per_window, emit="final", spark=spark)
     job = clicked(spark, open_store(), flow)
     of_a = {"once": lambda t: per_window({"clicks": t["clicks"].where("k = 'a'")})}
-    with pytest.raises(nosync.FlowError, match="depends on when they came"):
+    with pytest.raises(nosync.FlowError, match="stage once cannot give other rows on a branch.*another name"):
         job.branch("only-a", views=of_a)
     assert minutes(job.branch("same"), "once") == minutes(job, "once")
 
 
-def test_an_upgrade_cannot_add_one_and_changes_nothing(spark: SparkSession, open_store: OpenStore) -> None:
+@pytest.mark.parametrize("emit", ["changes", "final"])
+def test_an_upgrade_adds_one_over_all_rows(spark: SparkSession, open_store: OpenStore, emit: str) -> None:
     store = open_store()
-    clicked(spark, store, flow_of_clicks(), epochs=2)
+    clicked(spark, store, flow_of_clicks())
     flow = flow_of_clicks()
-    flow.view("once", per_window, emit="final", spark=spark)
+    flow.view("counts", per_window, emit=emit, spark=spark)
     job = nosync.Job(flow_of_clicks(), store, spark=spark, shards=2)
-    with pytest.raises(nosync.FlowError, match=r"depends on when they came.*store of its own"):
-        job.upgrade(flow)
-    assert [*store.branches()] == ["main"]
-    assert job.advance(2, {"clicks": spark.createDataFrame([], "at timestamp, k string")}).t == 2
+    job.upgrade(flow)
+    for t in (5, 6):  # with the first it sees how late it is
+        job.advance(t, {"clicks": spark.createDataFrame([], "at timestamp, k string")})
+    there = {(0, "a", 3), (0, "b", 1), (20, "a", 1), (20, "b", 1)}  # of all rows, none is late
+    assert minutes(job, "counts") == there | (set() if emit == "final" else {(40, "b", 1)})
 
 
 def test_rows_without_a_time_are_late_for_duplicates(spark: SparkSession, open_store: OpenStore) -> None:
