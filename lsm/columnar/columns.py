@@ -411,10 +411,12 @@ def nullable(type_: pa.DataType) -> pa.DataType:
 def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
     """Returns the schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
 
-    A stage's internal columns may be missing where all rows are null in them. Raises SchemaError naming the columns.
+    A stage's internal columns may be missing where all rows are null in them, and so may what says whether a row comes or
+    goes, where all come. Raises SchemaError naming the columns.
     """
     for field in older:
-        if newer.get_field_index(field.name) < 0 and not field.name.startswith(INTERNAL_PREFIX):
+        may_lack = field.name.startswith(INTERNAL_PREFIX) or field.name == CHANGE_TYPE_COLUMN
+        if newer.get_field_index(field.name) < 0 and not may_lack:
             raise SchemaError(
                 f"{whose}: column {field.name!r} ({field.type}) is missing; columns may be added, not dropped. "
                 f"Expected {describe(older)}, found {describe(newer)}"

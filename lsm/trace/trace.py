@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
@@ -38,6 +39,7 @@ from nosync.lsm.layers.reader import Block, LayerReader
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, ROUND_BITS, Time, show, show_as_of
 from nosync.lsm.trace.change_feed import (
+    INSERT,
     Lookup,
     change_rows,
     first_of_keys,
@@ -333,7 +335,10 @@ class Trace:
         data = concat_batches(batches, self.schema)
         row_epochs = np.concatenate([*epochs, np.empty(0, dtype=np.int64)])
         if CHANGE_TYPE_COLUMN in self.schema.names:  # a log of changes says itself what each row does
-            return pa.Table.from_batches([data]).append_column(EPOCH_COLUMN, pa.array(row_epochs))
+            table = pa.Table.from_batches([data])
+            at = table.schema.get_field_index(CHANGE_TYPE_COLUMN)
+            kinds = pc.fill_null(table.column(at), INSERT)  # where only a part of its layers says so, others add rows
+            return table.set_column(at, table.schema.field(at), kinds).append_column(EPOCH_COLUMN, pa.array(row_epochs))
         return with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
 
 

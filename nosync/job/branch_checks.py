@@ -12,14 +12,27 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import ARRANGE, GIVEN_ONCE, TIMED_UPDATE, BoundStage
+from nosync.flow.bound_stage import (
+    ARRANGE,
+    FIRST,
+    GIVEN_ONCE,
+    INTERVAL_JOIN,
+    INTERVAL_SIDE,
+    OUTPUT,
+    SEEN,
+    TIMED_UPDATE,
+    BoundStage,
+)
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import PART_SEPARATOR, PER_KEY, UPDATE
+from nosync.flow.kinds import FINAL, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
 from nosync.lsm.model.layer import TraceId
 from nosync.lsm.trace.directory import LayerDirectory
+
+_BY_ARRIVAL = (SEEN, FIRST, INTERVAL_SIDE, INTERVAL_JOIN, TIMED_UPDATE, OUTPUT)
+"""Kinds of stages by event time that forget, or give for good, as the watermark goes on."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,8 @@ def difference(
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
-    anew = stages_to_bootstrap(flow, changed, own, known, of_views)
+    once = {name for view in declared.views.values() if view.emit == FINAL for name in view.stages}
+    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once)
     _check_rows_are_kept(flow, anew, declared)
     _check_states_fit(flow, changed, anew, traces, directory)
     gone = [
@@ -118,6 +132,7 @@ def stages_to_bootstrap(
     own: Collection[str],
     known: Collection[str],
     of_views: Collection[str] = (),
+    once: Collection[str] = (),
 ) -> list[str]:
     """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
     there.
@@ -126,8 +141,8 @@ def stages_to_bootstrap(
     code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
     recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
     one; `known`: stages that were there at the fork, with the code that they have on the parent; `of_views`: what views are
-    made of, which begins anew where it is new: a view is what its query gives of all rows. Raises FlowError naming a stage
-    that cannot.
+    made of, which begins anew where it is new: a view is what its query gives of all rows; `once`: stages of views whose
+    rows are given once. Raises FlowError naming a stage that cannot.
     """
     of_loop = {loop: {_declared(s) for s in flow.stages.values() if s.loop == loop} for loop in flow.loops}
     anew: set[str] = set()
@@ -141,10 +156,10 @@ def stages_to_bootstrap(
             follows = stage.loop in loops or any(name in anew and not _is_final(flow, name) for name in stage.inputs)
             has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)
             begins = has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
-            if not (follows or begins) or _goes_on(flow, stage, known, follows=follows):
+            if not (follows or begins) or _goes_on(stage, known, follows=follows):
                 continue
-            if not is_new:
-                _check_rows_can_go(stage)
+            if stage.recorded and not is_new:
+                _check_can_begin_anew(stage, once)
             anew.add(stage.name)
         # The stages of a loop feed each other, so they begin together.
         of_loops = {stage.loop for stage in flow.stages.values() if stage.name in anew and stage.loop is not None}
@@ -156,13 +171,18 @@ def stages_to_bootstrap(
     return recorded
 
 
-def _check_rows_can_go(stage: BoundStage) -> None:
-    """Raises FlowError where a stage that begins anew may have given rows that nothing takes back."""
-    only_adds = not (stage.keyed or stage.changing or stage.kind in GIVEN_ONCE or stage.of_rounds)
-    if only_adds and stage.recorded:
+def _check_can_begin_anew(stage: BoundStage, once: Collection[str]) -> None:
+    """Raises FlowError where what a stage gave cannot be taken back, or what it holds cannot be made of all rows."""
+    if _declared(stage) in once and not (stage.keyed or stage.changing or stage.kind in GIVEN_ONCE):
         raise FlowError(
-            f"stage {_declared(stage)} cannot give other rows on a branch: it only adds rows (it is made of no table, aggregate "
-            "or join), so that nothing can take back what it gave. Give the view, or the stage, another name there"
+            f'stage {_declared(stage)} cannot give other rows on a branch: its rows are given once (emit="final"), and nothing '
+            "can take back what it gave. Give the view another name there"
+        )
+    if stage.kind in _BY_ARRIVAL:
+        raise FlowError(
+            f"stage {_declared(stage)} cannot begin anew on a branch, as what it follows does there: what it holds depends on "
+            "when rows came. Give it another name there (drop= the old one, add= the new), or run the changed flow in a store of "
+            "its own, with backfill()"
         )
 
 
@@ -195,16 +215,12 @@ def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: boo
     return (stage.kind == PER_KEY and not is_new) or _changing_input(flow, stage) is not None
 
 
-def _goes_on(flow: BoundFlow, stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:
-    """Returns whether a stage that was there goes on from its state, though its input changes or begins anew.
+def _goes_on(stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:
+    """Returns whether a stage that was there goes on from its state, though its input changes.
 
-    An update's function sees what goes, and may do with it what it likes. One by event time may have given rows to
-    outputs, which nobody can take back.
+    An update's function sees what goes, and may do with it what it likes.
     """
-    kind = flow.stages[_declared(stage)].kind
-    if _declared(stage) not in known:
-        return False
-    return kind == TIMED_UPDATE or (kind == UPDATE and not follows)
+    return stage.kind == UPDATE and stage.name in known and not follows
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:

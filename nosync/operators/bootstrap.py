@@ -16,7 +16,6 @@ from nosync.flow.stage_options import JoinOptions, PerKeyOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Bools, as_array, as_batch
 from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
-from nosync.lsm.errors import FlowError
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
 from nosync.lsm.trace.change_feed import DELETE, INSERT
@@ -32,7 +31,7 @@ def bootstrap_layer(
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
         if CHANGE_TYPE_COLUMN not in stage.schema.names:
-            return OperatorOutput(arrange(_rows_more(stage, new, old), (), whose=str(id)))
+            return OperatorOutput(arrange(_rows_of_log(new, old), (), whose=str(id)))
         weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
         return OperatorOutput(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
     rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
@@ -41,16 +40,18 @@ def bootstrap_layer(
     return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True, expired=expired)
 
 
-def _rows_more(stage: BoundStage, new: pa.Table, old: pa.Table) -> pa.Table:
-    """Returns the rows that a log which takes none back has to get. Raises FlowError where it would have to."""
+def _rows_of_log(new: pa.Table, old: pa.Table) -> pa.Table:
+    """Returns what a log gets whose rows otherwise only come: those that it has to have more. Where it has others that are
+    to go, the layer alone has a column that says of each row whether it comes or goes.
+    """
     rows = pa.concat_tables([new, old])
     first, net = net_counts(rows, np.repeat([1, -1], [new.num_rows, old.num_rows]))
-    if (net < 0).any():
-        raise FlowError(
-            f"stage {stage.name} has rows of an earlier definition, and only adds rows: nothing can take them back. Give it "
-            "another name"
-        )
-    return rows.take(pa.array(np.repeat(first, net)))
+    times = np.abs(net)
+    moved = rows.take(pa.array(np.repeat(first, times)))
+    if (net >= 0).all():
+        return moved
+    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
+    return moved.append_column(CHANGE_TYPE_COLUMN, kinds)
 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:

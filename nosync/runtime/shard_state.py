@@ -11,6 +11,7 @@ import pyarrow as pa
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.event_time import Watermarks, read_watermarks
 from nosync.flow.kinds import LOOP, SOURCE
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty
@@ -18,9 +19,10 @@ from nosync.lsm.model.history import View, continued, span_at, view_at, views_of
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.trace.change_feed import rows_left
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.trace import Trace
-from nosync.operators.base import NO_WATERMARKS, OperatorOutput, as_changes, weights_of
+from nosync.operators.base import NO_WATERMARKS, OperatorOutput, as_changes, stage_error, weights_of
 from nosync.operators.bootstrap import net_changes, rows_of_shard
 from nosync.operators.loops import recorded_changes
 from nosync.replication.client.location import open_directory
@@ -135,10 +137,32 @@ class ShardState:
         for view in views_of(history, stage.name, as_of, groups, log=True):
             mine = rows_of_shard(stage, view.id.shard, self._shard, groups)
             if mine is not None:
-                trace = self._directory.open_view(view, until=Time(as_of + 1), as_of=as_of)
-                tables.append(mine(_scanned(trace.read_as(stage.schema), as_of).select(stage.schema.names)))
-        rows = pa.concat_tables(tables)
-        return net_changes(rows, weights_of(rows)) if stage.changing else rows
+                trace = self._directory.open_view(view, until=Time(as_of + 1), as_of=as_of).read_as(stage.schema)
+                self._check_belongs(stage, trace)
+                tables.append(mine(_scanned(trace, as_of)))
+        rows = pa.concat_tables(tables, promote_options="default")
+        if stage.changing:
+            rows = rows.select(stage.schema.names)
+            return net_changes(rows, weights_of(rows))
+        if CHANGE_TYPE_COLUMN in rows.column_names:
+            rows = rows_left(rows)
+        return rows.select(stage.schema.names)
+
+    def _check_belongs(self, stage: BoundStage, trace: Trace) -> None:
+        """Raises StageError where a row that goes and the one that came are dealt out to different shards."""
+        count = trace.id.shard.count
+        by_columns = stage.placed_by and stage.is_placed_by_columns
+        if (
+            not stage.changing
+            and CHANGE_TYPE_COLUMN in trace.schema.names
+            and count != self._shard.count
+            and not by_columns
+        ):
+            raise stage_error(
+                self.layer_id(stage),
+                f"some of its rows were taken back when it had {count} shards, so what follows it can begin anew with {count} "
+                f"shards only: rescale({count}), run the epoch, then rescale again",
+            )
 
     def before(self, name: str) -> Trace:
         """Returns the state of a stage before this epoch, or before this round."""

@@ -279,14 +279,16 @@ class StoreRunner(Runner):
         """An epoch of a branch, from the inputs that its parent recorded."""
         self.advance(t, {})
 
-    def make_branch(self, name: str, at: int, flow: Dataflow, own: Sequence[str] = ()) -> StoreRunner:
-        """As Job.branch does. `own`: stages that have other code."""
+    def make_branch(
+        self, name: str, at: int, flow: Dataflow, own: Sequence[str] = (), of_views: Sequence[str] = ()
+    ) -> StoreRunner:
+        """As Job.branch does. `own`: stages that have other code; `of_views`: those that are made of views' queries."""
         manifest = self.store.node.timelines.manifest(at, self.branch)
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
         bound = self._bound(flow, sources)
         other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
         changed = changed_stages(bound, recorded)
-        anew = stages_to_bootstrap(bound, changed, other, self.flow.stages)
+        anew = stages_to_bootstrap(bound, changed, other, self.flow.stages, of_views)
         self.store.node.timelines.create(name, self.branch, at, changed, anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

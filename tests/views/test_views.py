@@ -125,12 +125,83 @@ def test_a_changed_query_is_what_it_gives_of_all_rows(spark: SparkSession, open_
     assert rows(fresh, "cities") == rows(branch, "cities")
 
 
-def test_a_view_that_only_adds_rows_cannot_take_them_back(spark: SparkSession, open_store: OpenStore) -> None:
+def with_pages(spark: SparkSession, least: int) -> nosync.Dataflow:
+    """A view of rows that only come, and two over it."""
     flow = flow_over_inputs()
-    flow.sql("pages", "SELECT page FROM clicks WHERE weight > 3", spark=spark)
-    job = job_of(spark, open_store(retain=100), flow, epochs=2)
-    with pytest.raises(nosync.FlowError, match="stage pages cannot give other rows on a branch: it only adds rows"):
-        job.branch("other", views={"pages": "SELECT page FROM clicks WHERE weight > 5"})
+    flow.sql("pages", f"SELECT page, weight FROM clicks WHERE weight > {least}", spark=spark)
+    flow.sql("a_pages", "SELECT upper(page) AS page FROM pages WHERE page LIKE 'a%'", spark=spark)
+    flow.sql("how_many", "SELECT page, count(*) AS n, max(weight) AS most FROM pages GROUP BY page", spark=spark)
+    return flow
+
+
+def test_a_view_that_only_filters_takes_back_what_its_query_gave_before(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    store, names = open_store(retain=100), ("pages", "a_pages", "how_many")
+    out = tmp_path / "out"
+    job = nosync.Job(with_pages(spark, 3), store, spark=spark, shards=2, sinks={"pages": nosync.ParquetSink(out)})
+    for t in range(3):
+        job.advance(t, frames(spark, Inputs(3 + t).epoch(t)))
+    before = {name: rows(job, name) for name in names}
+    branch = job.branch("other", views={"pages": "SELECT page, weight FROM clicks WHERE weight < 6"}, at=1)
+    branch.replay()
+    for name in names:
+        assert branch.verify_view(name).is_equal, str(branch.verify_view(name))
+        assert rows(job, name) == before[name]
+    assert rows(branch, "pages") != before["pages"]
+    job.upgrade(with_pages(spark, 5))
+    inputs = Inputs(8)
+    for t in (3, 4):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    job.upgrade(with_pages(spark, 1))  # what went comes back
+    job.advance(5, frames(spark, inputs.epoch(5)))
+    assert net_of(spark.read.parquet(str(out)).collect()) == rows(job, "pages")
+    for t in (2, 3, 4, 5):
+        state = spark.read.format("nosync").option("path", store.directory.root).option("stage", "pages")
+        seen = state.option("versionAsOf", t).load().collect()
+        assert Counter(map(tuple, seen)) == Counter(map(tuple, job.read("pages", t).collect())), t
+        assert net_of(job.changes("pages", -1, t).collect()) == Counter(map(tuple, seen)), t
+    assert {name: rows(job, name, 2) for name in names} == before
+    assert all(job.verify_view(name).is_equal for name in names)
+    now = {name: rows(job, name) for name in names}
+    store.sync()
+    for entry in store.node.timelines.manifest(5, "main").entries:
+        if entry.id.trace.stage in names:
+            store.directory.path_of(entry.id).unlink()
+            store.directory.forget(entry.id)
+    report = job.recover()
+    assert report.recomputed
+    assert not report.unrecoverable
+    assert {name: rows(job, name) for name in names} == now
+
+
+def net_of(changes: list[Any]) -> Counter[Any]:
+    net = Counter[Any]()
+    for row in changes:
+        net[row["page"], row["weight"]] += -1 if row["_change_type"] == "delete" else 1
+    assert not -net, "no row goes that is not there"
+    return +net
+
+
+def test_a_view_that_is_changed_after_it_was_rescaled(spark: SparkSession, open_store: OpenStore) -> None:
+    """What goes may be in another shard then than what came: it is said, and what to do."""
+    store = open_store(retain=100)
+    job = job_of(spark, store, with_pages(spark, 3), epochs=2)
+    job.upgrade(with_pages(spark, 5))
+    job.advance(2, frames(spark, Inputs(3).epoch(2)))
+    job.rescale(3)
+    job.upgrade(with_pages(spark, 1))
+    with pytest.raises(nosync.StageError, match=r"taken back when it had 2 shards.*rescale\(2\)"):
+        job.advance(3, frames(spark, Inputs(3).epoch(3)))
+    job.rescale(2)
+    job.advance(3, frames(spark, Inputs(3).epoch(3)))
+    job.rescale(3)
+    job.advance(4, frames(spark, Inputs(3).epoch(4)))
+    assert all(job.verify_view(name).is_equal for name in ("pages", "a_pages", "how_many"))
+
+
+def test_other_queries_that_are_not_for_a_view(spark: SparkSession, open_store: OpenStore) -> None:
+    job = job_of(spark, open_store(retain=100), with_pages(spark, 3), epochs=2)
     with pytest.raises(nosync.UnknownStageError, match="no view 'page' .*did you mean 'pages'"):
         job.branch("other", views={"page": "SELECT page FROM clicks"})
     with pytest.raises(nosync.FlowError, match="view pages: .*UNRESOLVED_COLUMN"):
