@@ -203,14 +203,19 @@ class Histories:
             seen[trace.stage] = (trace.fingerprint, trace.shard.count, min(origin, begin))
         for stage, (fingerprint, count, origin) in seen.items():
             spans = self._spans.setdefault(stage, [])
-            if spans and (spans[-1].fingerprint, spans[-1].shard_count) == (fingerprint, count):
+            is_there = bool(spans) and spans[-1].upper == END_OF_TIME
+            if is_there and (spans[-1].fingerprint, spans[-1].shard_count) == (fingerprint, count):
                 continue
             begins = origin
             if spans:
                 # Where it says, for the manifest of its first epoch may be lost, and what was before must not reach beyond that.
-                begins = max(spans[-1].lower, min(at, origin))
-                spans[-1] = replace(spans[-1], upper=begins)
+                begins = max(spans[-1].lower if is_there else spans[-1].upper, min(at, origin))
+                spans[-1] = replace(spans[-1], upper=min(spans[-1].upper, begins))
             spans.append(Span(fingerprint, count, begins))
+        for stage, spans in self._spans.items():
+            # A stage that was dropped ends here, and may come back. Where the caller places keys, an epoch lists what it has.
+            if stage not in seen and spans[-1].shard_count and spans[-1].lower < at < spans[-1].upper:
+                spans[-1] = replace(spans[-1], upper=at)
 
     def of(self, stage: str) -> History:
         return tuple(self._spans.get(stage, ()))

@@ -27,9 +27,6 @@ INTERVAL_SIDE, INTERVAL_JOIN = "interval_side", "interval_join"
 TIMED_UPDATE, OUTPUT = "timed_update", "output"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.stage."""
 
-GIVEN_ONCE = (WATERMARK, LATE, FINAL, OUTPUT)
-"""Kinds whose rows are given once for ever: what they gave stays, whatever code comes after."""
-
 Options = TypeVar("Options", bound=StageOptions)
 
 
@@ -109,6 +106,14 @@ class BoundStage:
         rounds.
         """
         return self.loop is not None and not self.keyed
+
+    @property
+    def given_once(self) -> bool:
+        """Returns whether its rows are given once for ever, as a watermark goes on: what it gave stays, whatever code comes
+        after.
+        """
+        by_watermark = self.window is not None and self.window.delay_us is not None
+        return self.kind in (WATERMARK, FINAL, OUTPUT) or (self.kind == LATE and by_watermark)
 
     @property
     def keyed(self) -> bool:

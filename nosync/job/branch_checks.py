@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -15,7 +16,6 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import (
     ARRANGE,
     FIRST,
-    GIVEN_ONCE,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     OUTPUT,
@@ -28,7 +28,9 @@ from nosync.flow.kinds import FINAL, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
+from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import TraceId
+from nosync.lsm.model.timestamp import pack
 from nosync.lsm.trace.directory import LayerDirectory
 
 _BY_ARRIVAL = (SEEN, FIRST, INTERVAL_SIDE, INTERVAL_JOIN, TIMED_UPDATE, OUTPUT)
@@ -54,18 +56,20 @@ def difference(
     directory: LayerDirectory,
     own: Collection[str],
     known: Collection[str],
+    returned: Mapping[str, TraceId] = MappingProxyType({}),
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
-    `stages_to_bootstrap`. Raises FlowError or SchemaError where it cannot go on from there.
+    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. Raises FlowError
+    or SchemaError where it cannot go on from there.
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
     once = {name for view in declared.views.values() if view.emit == FINAL for name in view.stages}
-    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once)
+    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned)
     _check_rows_are_kept(flow, anew, declared)
-    _check_states_fit(flow, changed, anew, traces, directory)
+    _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
     gone = [
         name
         for name, fingerprint in recorded.items()
@@ -83,6 +87,17 @@ def recorded_schema(trace: TraceId, directory: LayerDirectory) -> tuple[tuple[st
 def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
     """Returns the recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
     return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
+
+
+def returned_stages(
+    flow: BoundFlow, recorded: Collection[str], histories: Mapping[str, History], t: int
+) -> dict[str, TraceId]:
+    """Returns the stages of a flow that epoch `t` does not have and an epoch before had, each with a trace that it had.
+    `histories`: those of the branch that has the epoch.
+    """
+    before = {name: [span for span in spans if span.lower <= pack(t)] for name, spans in histories.items()}
+    names = [stage.name for stage in flow.recorded if stage.name not in recorded]
+    return {name: before[name][-1].trace(name, 0) for name in names if before.get(name)}
 
 
 def _check_states_fit(
@@ -133,6 +148,7 @@ def stages_to_bootstrap(
     known: Collection[str],
     of_views: Collection[str] = (),
     once: Collection[str] = (),
+    returned: Collection[str] = (),
 ) -> list[str]:
     """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
     there.
@@ -142,7 +158,8 @@ def stages_to_bootstrap(
     recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
     one; `known`: stages that were there at the fork, with the code that they have on the parent; `of_views`: what views are
     made of, which begins anew where it is new: a view is what its query gives of all rows; `once`: stages of views whose
-    rows are given once. Raises FlowError naming a stage that cannot.
+    rows are given once; `returned`: stages that were there before, dropped, and come back: between are epochs that they
+    have nothing of. Raises FlowError naming a stage that cannot.
     """
     of_loop = {loop: {_declared(s) for s in flow.stages.values() if s.loop == loop} for loop in flow.loops}
     anew: set[str] = set()
@@ -152,12 +169,15 @@ def stages_to_bootstrap(
             recorded_as = stage.loop if stage.loop is not None and stage.of_rounds else stage.name
             if stage.recorded and recorded_as not in changed:
                 continue
-            declared, is_new = _declared(stage), (stage.loop or stage.name) not in known
+            declared, is_returned = _declared(stage), stage.name in returned
+            is_new = (stage.loop or stage.name) not in known and not is_returned
             follows = stage.loop in loops or any(name in anew and not _is_final(flow, name) for name in stage.inputs)
             has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)
             begins = has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
-            if not (follows or begins) or _goes_on(stage, known, follows=follows):
+            if not (follows or begins or is_returned) or _goes_on(stage, known, follows=follows):
                 continue
+            if is_returned:
+                _check_can_come_back(stage)
             if stage.recorded and not is_new:
                 _check_can_begin_anew(stage, once)
             anew.add(stage.name)
@@ -173,7 +193,7 @@ def stages_to_bootstrap(
 
 def _check_can_begin_anew(stage: BoundStage, once: Collection[str]) -> None:
     """Raises FlowError where what a stage gave cannot be taken back, or what it holds cannot be made of all rows."""
-    if _declared(stage) in once and not (stage.keyed or stage.changing or stage.kind in GIVEN_ONCE):
+    if _declared(stage) in once and not (stage.keyed or stage.changing or stage.given_once):
         raise FlowError(
             f'stage {_declared(stage)} cannot give other rows on a branch: its rows are given once (emit="final"), and nothing '
             "can take back what it gave. Give the view another name there"
@@ -183,6 +203,15 @@ def _check_can_begin_anew(stage: BoundStage, once: Collection[str]) -> None:
             f"stage {_declared(stage)} cannot begin anew on a branch, as what it follows does there: what it holds depends on "
             "when rows came. Give it another name there (drop= the old one, add= the new), or run the changed flow in a store of "
             "its own, with backfill()"
+        )
+
+
+def _check_can_come_back(stage: BoundStage) -> None:
+    """Raises FlowError for a stage by event time that was dropped: what is late depends on the epochs that it missed."""
+    if stage.given_once or (stage.window is not None and stage.window.delay_us is not None):
+        raise FlowError(
+            f"stage {_declared(stage)} was there before and was dropped, and goes by a watermark, so it cannot come back over "
+            "the same history: give it, or its view, another name; or promote the branch before the upgrade that dropped it"
         )
 
 
@@ -203,7 +232,7 @@ def _is_final(flow: BoundFlow, name: str) -> bool:
     """Returns whether rows of a stage are given once for ever. Those that it gave before it began anew stay, and what
     follows it goes on from there.
     """
-    return flow.stages[name].kind in GIVEN_ONCE
+    return flow.stages[name].given_once
 
 
 def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:

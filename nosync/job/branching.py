@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nosync.flow.dataflow import Dataflow
-from nosync.job.branch_checks import check_same_sources, check_sources_are_there, difference
+from nosync.job.branch_checks import check_same_sources, check_sources_are_there, difference, returned_stages
 from nosync.job.delivery import Delivery, check_sinks
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
@@ -76,7 +76,9 @@ class Branching:
         bound = self._versions.bound(flow, {stage.name: traces[stage.name].fingerprint for stage in now.sources})
         both = [name for name in touched if name in bound.stages and name in now.stages]
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
-        found = difference(bound, flow, traces, self._directory, own, self._known_at(t, traces))
+        known, histories = self._known_at(t, traces), self._node.histories(self._position.branch)
+        returned = returned_stages(bound, traces, histories, t)
+        found = difference(bound, flow, traces, self._directory, own, known, returned)
         return [*found.changed, *found.gone], found.anew
 
     def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nosync.flow.bound_flow import BoundFlow, Step
-from nosync.flow.bound_stage import GIVEN_ONCE, WATERMARK, BoundStage, part_of
+from nosync.flow.bound_stage import LATE, WATERMARK, BoundStage, part_of
 from nosync.flow.kinds import SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
@@ -194,7 +194,7 @@ class _Planner:
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
         """Returns what is missing of what the stage reads of itself, and of stages beside it, before the epoch."""
         needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
-        if not stage.keyed and stage.bootstrap_at == cell.t and stage.kind not in GIVEN_ONCE:
+        if not stage.keyed and stage.bootstrap_at == cell.t and (stage.kind == LATE or not stage.given_once):
             shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
             needs = [need for shard in shards for need in self._state_before(stage, shard, cell.t)]
         for name in stage.beside:

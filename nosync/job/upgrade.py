@@ -18,7 +18,13 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import TIMED_UPDATE, declared_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import UPDATE
-from nosync.job.branch_checks import changed_stages, check_sources_are_there, difference, recorded_schema
+from nosync.job.branch_checks import (
+    changed_stages,
+    check_sources_are_there,
+    difference,
+    recorded_schema,
+    returned_stages,
+)
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
@@ -26,7 +32,7 @@ from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaErro
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import TraceId
-from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, pack
+from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.notebook import facts_html
 from nosync.lsm.store.store import Store
 
@@ -124,11 +130,12 @@ class Upgrade:
         recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
         columns = self._new_columns(traces)
         bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns})
-        self._check_names(bound, recorded, int(last))
+        returned = returned_stages(bound, recorded, self._store.node.histories(MAIN), int(last))
         pinned = self._versions.as_recorded(self._declared, manifest, {stage.name for stage in bound.recorded})
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
         own |= self._changed_before_updates(pinned, recorded, manifest)
-        found = difference(bound, self._declared, traces, self._store.directory, own, _known(bound, recorded))
+        known = _known(bound, recorded)
+        found = difference(bound, self._declared, traces, self._store.directory, own, known, returned)
         changed, anew = found.changed, found.anew
         more = {source: names for source, names in columns.items() if names}
         self._changed, self._anew = [*changed, *found.gone, *more], anew
@@ -146,20 +153,6 @@ class Upgrade:
             _declared_names(found.gone),
             more,
         )
-
-    def _check_names(self, flow: BoundFlow, recorded: Mapping[str, str], last: int) -> None:
-        """Raises FlowError for a stage that was there, was dropped, and is to come back: between are epochs without it."""
-        histories = self._store.node.histories(MAIN)
-        began = {name: spans[0].lower for name, spans in histories.items() if spans}
-        for stage in flow.recorded:
-            if stage.name not in recorded and began.get(stage.name, END_OF_TIME) <= pack(last):
-                name = declared_of(stage.name)
-                views = [view.name for view in self._declared.views.values() if name in view.stages]
-                what = f"view {views[0]} has a stage that" if views and name not in views else f"stage {name}"
-                raise FlowError(
-                    f"{what} was there before and was dropped, and cannot come back over the same history: write it in another "
-                    "way, or give it another name; or promote the branch before the upgrade that dropped it"
-                )
 
     def _changed_before_updates(self, pinned: BoundFlow, recorded: Mapping[str, str], manifest: Manifest) -> set[str]:
         """Returns the declared stages before changed updates that are not recorded and have other code, or may have.

@@ -104,6 +104,8 @@ class OperatorInput:
     """The parts of one operator keep here what all of them need, so that it is computed once."""
     is_anew: bool = False
     """Says whether the stage begins anew with this epoch: its inputs are all rows that are there."""
+    was_there: bool = False
+    """Says whether epochs before this one, with which it begins anew, have the stage."""
 
     @property
     def late_us(self) -> int:

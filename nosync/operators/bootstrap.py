@@ -30,6 +30,8 @@ def bootstrap_layer(
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
+        if stage.given_once:
+            return OperatorOutput(arrange(_rows_more(new, old), (), whose=str(id)))
         if CHANGE_TYPE_COLUMN not in stage.schema.names:
             return OperatorOutput(arrange(_rows_of_log(new, old), (), whose=str(id)))
         weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
@@ -38,6 +40,20 @@ def bootstrap_layer(
     hashes = hash32([before.column(name) for name in _hashed_by(stage)])
     new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
     return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True, expired=expired)
+
+
+def _rows_more(new: pa.Table, old: pa.Table) -> pa.Table:
+    """Returns the rows that were not given before. None is taken back."""
+    rows = pa.concat_tables([new, old])
+    weights = np.repeat([1, -1], [new.num_rows, old.num_rows])
+    if CHANGE_TYPE_COLUMN in rows.column_names:
+        weights = weights * weights_of(rows).to_numpy()
+        rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
+    first, net = net_counts(rows, weights)
+    more = rows.take(pa.array(np.repeat(first, np.maximum(net, 0))))
+    if CHANGE_TYPE_COLUMN in new.column_names:
+        return more.append_column(CHANGE_TYPE_COLUMN, pa.repeat(INSERT, len(more))).select(new.column_names)
+    return more
 
 
 def _rows_of_log(new: pa.Table, old: pa.Table) -> pa.Table:

@@ -69,7 +69,7 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
     late = sum(
         int(late_rows(rows, times_of, given.late_us).sum())
         for rows, times_of in _with_their_times(given)
-        if not _was_told(given)
+        if not given.was_there  # else it was said before what is late among all rows
     )
     times_us_of = [in_force, following, given.watermarks.previous_us]
     before, after, late_until = (stamp(time, schema.field(WATERMARK_AFTER).type) for time in times_us_of)
@@ -82,14 +82,7 @@ def apply_late(given: OperatorInput) -> OperatorOutput:
     """Returns the rows that came after their window had closed."""
     is_late = late_rows(given.rows, _window(given), given.late_us)
     late = given.rows.filter(pa.array(is_late)).drop_columns([HASH64_COLUMN])
-    if _was_told(given):
-        late = late.slice(0, 0)
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
-
-
-def _was_told(given: OperatorInput) -> bool:
-    """Returns whether what is late among all rows was said before: the stage begins anew, and was there."""
-    return given.is_anew and given.watermarks.current_us != NO_WATERMARK
 
 
 @dataclass(frozen=True)

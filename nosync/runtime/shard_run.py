@@ -28,7 +28,6 @@ from nosync.flow.bound_stage import (
     DISTINCT,
     FINAL,
     FIRST,
-    GIVEN_ONCE,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     LATE,
@@ -215,7 +214,7 @@ class ShardRun:
     def _compute(self, stage: BoundStage, id: LayerId) -> OperatorOutput:
         produced = self._operated(stage, id)
         is_begun = self._is_anew(stage) and stage.recorded and self._task.round is None
-        if not is_begun or stage.kind in GIVEN_ONCE:
+        if not is_begun or (stage.given_once and stage.kind != LATE):
             return produced
         old = self._state.rows_before(stage)
         expired = expired_before(stage, old, self._state.watermarks(stage)) if stage.kind == WINDOW else None
@@ -240,6 +239,7 @@ class ShardRun:
         state = self._state.nothing_before if is_anew and self._task.round is None else self._state.before
         shared = self._shared.setdefault(declared_of(stage.name), {})
         work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared, is_anew=is_anew)
+        work = replace(work, was_there=is_anew and self._state.was_there(stage))
         if stage.window is not None:
             work = self._with_times(work)
         try:

@@ -181,6 +181,10 @@ class ShardState:
         stage = self._task.stages[name]
         return nothing_held(stage, self._trace_of(stage), self._task.location.key_groups)
 
+    def was_there(self, stage: BoundStage) -> bool:
+        """Returns whether an epoch before has the stage."""
+        return any(span.lower < self.begin for span in self._task.histories.get(stage.name, ()))
+
     def rounds(self, stage: BoundStage, count: int) -> Trace:
         """Returns the state of a loop's stage after so many rounds of this epoch; of one that begins anew with it, what
         these alone made.

@@ -18,7 +18,7 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.ddl import columns_of
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.flow.meanings import Meanings
-from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
+from nosync.job.branch_checks import changed_stages, returned_stages, stages_to_bootstrap
 from nosync.job.meanings import meanings_to_record, recorded_meanings
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
@@ -289,6 +289,7 @@ class StoreRunner(Runner):
         bound = self._bound(flow, sources)
         other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
         changed = changed_stages(bound, recorded)
-        anew = stages_to_bootstrap(bound, changed, other, self.flow.stages, of_views)
+        returned = returned_stages(bound, recorded, self.store.node.histories(self.branch), at)
+        anew = stages_to_bootstrap(bound, changed, other, self.flow.stages, of_views, (), returned)
         self.store.node.timelines.create(name, self.branch, at, changed, anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

@@ -22,6 +22,7 @@ from tests.helpers.runner import StoreRunner
 MINUTE_US = 60_000_000
 SIZE, DELAY = 4, 2
 NEVER = -(1 << 62)
+NO_TIME = 1000
 
 Totals = dict[int, int]
 Epoch = list[tuple[int, int]]
@@ -30,8 +31,9 @@ EPOCHS = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_
 
 
 def timed(rows: pa.Table) -> pa.Table:
-    """Rows whose event time is as many minutes as their total."""
-    minutes = pc.multiply(rows["total"], MINUTE_US)
+    """Rows whose event time is as many minutes as their total; null for one total that random rows do not have."""
+    total = pc.if_else(pc.equal(rows["total"], NO_TIME), None, rows["total"])
+    minutes = pc.multiply(total, MINUTE_US)
     return rows.select([n for n in rows.column_names if n != "total"]).append_column(
         "at", minutes.cast(pa.timestamp("us", "UTC"))
     )
@@ -49,9 +51,8 @@ def windowed(hidden: int, **more: Any) -> nosync.Dataflow:
     flow = nosync.Dataflow("f")
     sums = flow.source("rows", "word bigint, n bigint").aggregate("sums", key=["word"], total=nosync.sum("n"))
     rows = sums.filter("kept", not_word(hidden)).map("timed", timed, schema="word bigint, at timestamp", persist="none")
-    rows.window(
-        "counts", key=[], time="at", size=f"{SIZE} minutes", watermark=f"{DELAY} minutes", n=nosync.count(), **more
-    )
+    more = {"watermark": f"{DELAY} minutes"} | more
+    rows.window("counts", key=[], time="at", size=f"{SIZE} minutes", n=nosync.count(), **more)
     return flow
 
 
@@ -169,6 +170,22 @@ def assert_equal(slow: Slow, store: nosync.Store, t: int, branch: str) -> None:
         assert found == Counter(slow.given), t
     else:
         assert held(store, t, branch) == slow.held, t
+
+
+@pytest.mark.parametrize("more", [{}, {"emit": "final"}, {"watermark": None}])
+def test_rows_without_a_time_are_told_once(tmp_path: Path, more: dict[str, Any]) -> None:
+    with nosync.open(tmp_path / "s") as store:
+        main = StoreRunner(windowed(9, **more), store, 1)
+        for t, epoch in enumerate([[(0, NO_TIME), (2, 4)], [(1, NO_TIME), (3, 9)], [(3, 1)]]):
+            main.advance(t, rows_of(epoch))
+        branch = main.make_branch("b", 0, windowed(2, **more), ["kept"])
+        for t in (1, 2):
+            branch.replay(t)
+        late = store.changes("counts__late", -1, 2, branch="b").to_pylist()
+        assert sorted((row["word"], row["_change_type"], row["_epoch"]) for row in late) == [
+            (0, "insert", 0),
+            (1, "insert", 1),
+        ]
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------

@@ -168,6 +168,60 @@ def test_a_view_that_only_filters_takes_back_what_its_query_before_gave(
     _check_what_begins_anew(ops, other, 0, rows, fork, compact=compact, rescaled=rescaled, k=k, of_views=["s0"])
 
 
+@settings(max_examples=examples(25))
+@given(
+    PIPELINES,
+    pipelines.epochs,
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.booleans(),
+    st.integers(0, 5),
+)
+@example(
+    [Op("keep", 0, 0, 0), Op("project", 1, 1, 0), Op("sums", 0, 2, 0), Op("join", 0, 0, 3)],
+    [[(1, 2, 1), (2, 2, 4)], [(1, 0, 2)], [(3, 1, 5)], [(1, 1, 1)], [(2, 0, 1)]], 2, 0, 1, False, 9,
+)  # fmt: skip
+def test_stages_that_were_dropped_come_back_with_what_all_rows_give(
+    ops: list[Op], rows: list[list[tuple[int, int, int]]], left: int, fork: int, back: int, compact: bool, rescaled: int
+) -> None:
+    """On a branch the last stages are dropped. On one of that they come back, over the epochs that they missed."""
+    assume(len(rows) >= 3 and left < len(ops))
+    fork %= len(rows) - 2
+    back = fork + 1 + back % (len(rows) - 2 - fork)
+    with a_store() as store, a_store() as fresh:
+        main, oracle = StoreRunner(build(ops), store, 1), StoreRunner(build(ops), fresh, 2)
+        for t, of_epoch in enumerate(rows):
+            main.shards = 3 if t < rescaled else 2
+            main.advance(t, table(of_epoch))
+            oracle.advance(t, table(of_epoch))
+        without = main.make_branch("without", fork, build(ops[:left]))
+        for t in range(fork + 1, back + 1):
+            without.shards = 3 if t < rescaled else 2
+            without.replay(t)
+        if compact:
+            store.sync()
+            store.compact()
+        again = without.make_branch("again", back, build(ops))
+        dropped = {stage.name for stage in again.flow.recorded} - {stage.name for stage in without.flow.recorded}
+        for t in range(back + 1, len(rows)):
+            again.shards = 3 if t < rescaled else 2
+            again.replay(t)
+            for stage in again.flow.recorded:
+                assert state_of(store, again, stage.name, t, "again") == state_of(fresh, oracle, stage.name, t), (
+                    stage.name
+                )
+        for name in dropped:
+            with pytest.raises(nosync.UnknownStageError):
+                store.read(name, back, branch="again")
+            stage = again.flow.stages[name]
+            now, before = (state_of(store, again, name, t, "again") for t in (back + 1, fork))
+            came = store.changes(name, fork, back + 1, branch="again").drop_columns(["_epoch"])
+            for row, n in weights(came).items():
+                before[row] += n
+            assert Counter({row: n for row, n in before.items() if n}) == now, name
+
+
 def _check_what_begins_anew(
     ops: list[Op], other: list[Op], at: int, rows: list[list[tuple[int, int, int]]], fork: int, *, compact: bool,
     rescaled: int, k: int, of_views: Sequence[str] = (),

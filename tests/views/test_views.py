@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,14 +166,20 @@ def test_a_view_that_only_filters_takes_back_what_its_query_gave_before(
     assert all(job.verify_view(name).is_equal for name in names)
     now = {name: rows(job, name) for name in names}
     store.sync()
-    for entry in store.node.timelines.manifest(5, "main").entries:
-        if entry.id.trace.stage in names:
-            store.directory.path_of(entry.id).unlink()
-            store.directory.forget(entry.id)
+    lose_epoch(store, 5, names)
     report = job.recover()
     assert report.recomputed
     assert not report.unrecoverable
     assert {name: rows(job, name) for name in names} == now
+
+
+def lose_epoch(store: nosync.Store, t: int, stages: Collection[str]) -> None:
+    manifest = store.node.timelines.manifest(t, "main")
+    assert manifest is not None
+    for entry in manifest.entries:
+        if entry.id.trace.stage.partition("__")[0] in stages:
+            store.directory.path_of(entry.id).unlink()
+            store.directory.forget(entry.id)
 
 
 def net_of(changes: list[Any]) -> Counter[Any]:
@@ -181,6 +188,41 @@ def net_of(changes: list[Any]) -> Counter[Any]:
         net[row["page"], row["weight"]] += -1 if row["_change_type"] == "delete" else 1
     assert not -net, "no row goes that is not there"
     return +net
+
+
+def with_internal_stages(spark: SparkSession, least: int) -> nosync.Dataflow:
+    """Views whose queries become stages that are named by what they do."""
+    flow = flow_over_inputs()
+    flow.sql(
+        "totals", f"SELECT item FROM orders WHERE price > {least} GROUP BY item HAVING sum(price) > 4", spark=spark
+    )
+    flow.sql("named", f"SELECT city, price FROM orders JOIN people ON person = pid WHERE price > {least}", spark=spark)
+    ranked = "rank() OVER (PARTITION BY item ORDER BY price)"
+    flow.sql("places", f"SELECT id, {ranked} AS place FROM orders WHERE price > {least}", spark=spark)
+    return flow
+
+
+def test_an_edit_that_is_undone(spark: SparkSession, open_store: OpenStore) -> None:
+    """Stages that it dropped come back, over an epoch that they missed."""
+    store, names = open_store(retain=100), ("totals", "named", "places")
+    job, inputs = job_of(spark, store, with_internal_stages(spark, 2), epochs=2), Inputs(5)
+    before = {name: rows(job, name) for name in names}
+    dropped = job.upgrade(with_internal_stages(spark, 5)).dropped
+    assert len(dropped) >= 3
+    job.advance(2, frames(spark, inputs.epoch(2)))
+    edited = {name: rows(job, name) for name in names}
+    assert {*job.upgrade(with_internal_stages(spark, 2)).begins_anew} >= {*dropped, *names}
+    for t in (3, 4):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    assert all(job.verify_view(name).is_equal for name in names)
+    assert {name: rows(job, name, 1) for name in names} == before
+    assert {name: rows(job, name, 2) for name in names} == edited
+    now = {name: rows(job, name) for name in names}
+    store.sync()
+    lose_epoch(store, 3, dropped)
+    report = job.recover()
+    assert report.recomputed
+    assert {name: rows(job, name) for name in names} == now
 
 
 def test_a_view_that_is_changed_after_it_was_rescaled(spark: SparkSession, open_store: OpenStore) -> None:
