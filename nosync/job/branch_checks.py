@@ -66,7 +66,7 @@ def difference(
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
-    once = {name for view in declared.views.values() if view.emit == FINAL for name in view.stages}
+    once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned)
     _check_rows_are_kept(flow, anew, declared)
     _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
@@ -195,8 +195,8 @@ def _check_can_begin_anew(stage: BoundStage, once: Collection[str]) -> None:
     """Raises FlowError where what a stage gave cannot be taken back, or what it holds cannot be made of all rows."""
     if _declared(stage) in once and not (stage.keyed or stage.changing or stage.given_once):
         raise FlowError(
-            f'stage {_declared(stage)} cannot give other rows on a branch: its rows are given once (emit="final"), and nothing '
-            "can take back what it gave. Give the view another name there"
+            f'stage {_declared(stage)} cannot give other rows on a branch: its rows are given once (emit="final", a streaming '
+            "table), and nothing can take back what it gave. Give the view another name there"
         )
     if stage.kind in _BY_ARRIVAL:
         raise FlowError(

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.bound_stage import BoundStage
+from nosync.flow.kinds import SOURCE
 from nosync.flow.stage_options import JoinOptions, PerKeyOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Bools, as_array, as_batch
 from nosync.lsm.columnar.contents import net_counts
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
-from nosync.lsm.model.layer import LayerId, Shard
+from nosync.lsm.model.layer import LayerId, Shard, TraceId
 from nosync.lsm.trace.change_feed import DELETE, INSERT
 from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, weights_of
 
@@ -91,21 +92,23 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
 
 
 def rows_of_shard(
-    log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
+    log: BoundStage, recorded: TraceId, mine: Shard, key_groups: int
 ) -> Callable[[pa.Table], pa.Table] | None:
     """Returns a function that takes the rows of the shard `mine` from those of a log that another shard recorded. None:
     it has none.
 
-    Where there were other numbers of shards, rows go by the columns that place them, if any do. Else they belong to no
-    shard, and are dealt out.
+    Where columns place them, rows go to their shard by these. Where nothing does, and there were other numbers of shards,
+    rows belong to no shard, and are dealt out.
     """
-    if recorded_by.count == mine.count:
-        return _all_rows if recorded_by == mine else None
     if not (log.placed_by and log.is_placed_by_columns):
-        return _all_rows if recorded_by.index % mine.count == mine.index else None
-    theirs, ours = recorded_by.groups(key_groups), mine.groups(key_groups)
-    if theirs.stop <= ours.start or ours.stop <= theirs.start:
-        return None
+        if recorded.shard.count == mine.count:
+            return _all_rows if recorded.shard == mine else None
+        return _all_rows if recorded.shard.index % mine.count == mine.index else None
+    # What places the rows of a source is no part of its fingerprint: stages that were added or dropped change it.
+    is_same_place = log.kind != SOURCE and recorded.fingerprint == log.fingerprint
+    if is_same_place and recorded.shard.count == mine.count:
+        return _all_rows if recorded.shard == mine else None
+    ours = mine.groups(key_groups)
 
     def in_groups(rows: pa.Table) -> pa.Table:
         hashes = hash32([as_array(rows.column(name)) for name in log.placed_by]).astype(np.uint64)

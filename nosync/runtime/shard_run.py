@@ -165,7 +165,7 @@ class ShardRun:
             self._produced[stage.name] = produced
         if self._counts(stage):
             report = replace(report, changes=len(self._changes_of(stage.name)))
-        if stage.window is not None:
+        if stage.window is not None and not self._is_anew(stage):  # which sees the rows of all epochs
             edges = self._inputs.edges
             report = replace(report, oldest_us=oldest_of_all(edges), newest_us=newest_of_all(edges))
         self._reports.append(report.to_json())

@@ -11,11 +11,11 @@ import pyarrow as pa
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.event_time import Watermarks, read_watermarks
 from nosync.flow.kinds import LOOP, SOURCE
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty
-from nosync.lsm.model.history import View, continued, span_at, view_at, views_of
+from nosync.lsm.model.history import History, View, span_at, view_at, views_of
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
@@ -130,16 +130,17 @@ class ShardState:
 
     def _log_rows(self, stage: BoundStage, as_of: Time) -> pa.Table:
         """Returns this shard's part of a log's rows; of one that takes rows back, what is left of them."""
-        history, groups = self._task.histories.get(stage.name, ()), self._task.location.key_groups
-        if as_of >= self.begin:
-            history = continued(history, stage.fingerprint, self._shard.count, self.begin)
+        history, groups, before = self._history(stage), self._task.location.key_groups, Time(self.begin - 1)
         tables = [stage.schema.empty_table()]
-        for view in views_of(history, stage.name, as_of, groups, log=True):
-            mine = rows_of_shard(stage, view.id.shard, self._shard, groups)
+        for view in views_of(history, stage.name, before, groups, log=True):
+            mine = rows_of_shard(stage, view.id, self._shard, groups)
             if mine is not None:
-                trace = self._directory.open_view(view, until=Time(as_of + 1), as_of=as_of).read_as(stage.schema)
+                trace = self._directory.open_view(view, until=self.begin, as_of=before).read_as(stage.schema)
                 self._check_belongs(stage, trace)
-                tables.append(mine(_scanned(trace, as_of)))
+                tables.append(mine(_scanned(trace, before)))
+        if as_of >= self.begin:  # of this epoch other tasks may not have recorded theirs yet
+            own = self._directory.layer_at(self._trace_of(stage), self.begin).read_as(stage.schema)
+            tables.append(own.changes(before, as_of).drop_columns([EPOCH_COLUMN]))
         rows = pa.concat_tables(tables, promote_options="default")
         if stage.changing:
             rows = rows.select(stage.schema.names)
@@ -147,6 +148,9 @@ class ShardState:
         if CHANGE_TYPE_COLUMN in rows.column_names:
             rows = rows_left(rows)
         return rows.select(stage.schema.names)
+
+    def _history(self, stage: BoundStage) -> History:
+        return self._task.histories.get(stage.name, ())
 
     def _check_belongs(self, stage: BoundStage, trace: Trace) -> None:
         """Raises StageError where a row that goes and the one that came are dealt out to different shards."""
@@ -183,7 +187,7 @@ class ShardState:
 
     def was_there(self, stage: BoundStage) -> bool:
         """Returns whether an epoch before has the stage."""
-        return any(span.lower < self.begin for span in self._task.histories.get(stage.name, ()))
+        return any(span.lower < self.begin for span in self._history(stage))
 
     def rounds(self, stage: BoundStage, count: int) -> Trace:
         """Returns the state of a loop's stage after so many rounds of this epoch; of one that begins anew with it, what
@@ -193,8 +197,7 @@ class ShardState:
         return self._directory.open_rounds(self._view(stage), self._task.t, count, before)
 
     def _view(self, stage: BoundStage) -> View:
-        history = self._task.histories.get(stage.name, ())
-        return view_at(history, self._trace_of(stage), pack(self._task.t), self._task.location.key_groups)
+        return view_at(self._history(stage), self._trace_of(stage), pack(self._task.t), self._task.location.key_groups)
 
     def watermarks(self, stage: BoundStage) -> Watermarks:
         """Returns the watermarks of a window at the epoch before, and of each input, as that epoch recorded them."""

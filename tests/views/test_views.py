@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -223,6 +224,45 @@ def test_an_edit_that_is_undone(spark: SparkSession, open_store: OpenStore) -> N
     report = job.recover()
     assert report.recomputed
     assert {name: rows(job, name) for name in names} == now
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_views_begin_anew_over_rows_that_lie_in_other_shards_now(
+    spark: SparkSession, open_store: OpenStore, shards: int
+) -> None:
+    """Which aggregates there are says where the rows of a source go, and it says nothing of those that are recorded."""
+    random = np.random.default_rng(5)
+
+    def given(n: int) -> dict[str, Any]:
+        rows = [
+            ("abcdefghij"[k], int(x)) for k, x in zip(random.integers(0, 10, n), random.integers(0, 10, n), strict=True)
+        ]
+        return {"ev": spark.createDataFrame(rows, "k string, x bigint")}
+
+    def flow_of(key: str | None, least: int, *, more: bool) -> nosync.Dataflow:
+        flow = nosync.Dataflow("f")
+        source = flow.source("ev", "k string, x bigint")
+        if key is not None:
+            source.aggregate(f"by_{key}", key=[key], n=nosync.count())
+        flow.sql("some", f"SELECT k, x FROM ev WHERE x > {least}", spark=spark)
+        flow.sql("all_of_it", f"SELECT count(*) AS n, sum(x) AS total FROM ev WHERE x > {least}", spark=spark)
+        if more:
+            flow.sql("by_k", "SELECT k, count(*) AS n, sum(x) AS s FROM ev GROUP BY k", spark=spark)
+            flow.sql("different", "SELECT DISTINCT k, x FROM ev", spark=spark)
+        return flow
+
+    job = nosync.Job(flow_of("x", 2, more=False), open_store(retain=100), spark=spark, shards=2)
+    job.advance(0, given(40))
+    if shards != 2:
+        job.rescale(shards)
+    job.upgrade(flow_of("k", 5, more=False))
+    job.advance(1, given(5))
+    assert all(job.verify_view(name).is_equal for name in ("some", "all_of_it"))
+    job.upgrade(flow_of(None, 4, more=True))
+    for t in (2, 3):
+        job.advance(t, given(5))
+    for name in ("some", "all_of_it", "by_k", "different"):
+        assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
 def test_a_view_that_is_changed_after_it_was_rescaled(spark: SparkSession, open_store: OpenStore) -> None:
