@@ -84,6 +84,10 @@ class BoundStage:
     A source may also have `=` and an expression over its columns here, and at the end `?` and a condition: then only
     rows that fulfil it are placed so, and others by all of their columns.
     """
+    placed_alike: bool = False
+    """Says of a source that the rows of all epochs are known to lie where `placed_by` says. What places them depends on the
+    stages that there are, and is no part of its fingerprint.
+    """
     origins: tuple[str, ...] = ()
     """The inputs, each with a watermark of its own, by which its rows came. Each row says which (see `event_time`).
 

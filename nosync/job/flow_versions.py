@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ class FlowVersions:
         last = self._position.last_sealed()
         self._meanings = recorded_meanings(None if last is None else self._position.manifest(last))
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
-        self.flow: BoundFlow = self._bind(declared, salt=salt).placed
+        self.flow: BoundFlow = self._where_placed_alike(self._bind(declared, salt=salt).placed)
         """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         if check:
             self._check_code()
@@ -69,7 +70,7 @@ class FlowVersions:
         placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
-            self._bound[at] = self._bind(self.declared, sources=sources, placements=placed)
+            self._bound[at] = self._where_placed_alike(self._bind(self.declared, sources=sources, placements=placed))
         return self._bound[at]
 
     def manifest(self, t: int) -> Manifest | None:
@@ -94,6 +95,30 @@ class FlowVersions:
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
         on_this_line = {"begins": self._begins, "bootstrap_at": self._anew, "meanings": self._meanings}
         return bind(flow, self._parse_ddl, self._analyze, **{**on_this_line, **how})
+
+    def _where_placed_alike(self, flow: BoundFlow) -> BoundFlow:
+        """Returns the flow, which says of its sources whether all epochs before placed their rows as it does. Only stages
+        that begin anew want to know. A timeline has the same stages from its first epoch to its last.
+        """
+        if not self._anew:
+            return flow
+        timelines, placed = self._node.timelines, list[Mapping[str, Any] | None]()
+        mine = timelines.timeline(self._position.branch).id
+        for id, end in timelines.refs.left(mine).items():
+            log = timelines.of_timeline(id)
+            first, last = next(log.own(), None), log.last_own
+            if first is None or last is None:
+                placed += [] if id == mine else [None]  # nobody knows any more
+                continue
+            found = [log.get(t) for t in (first, last if end is None else min(last, end))]
+            placed += [None if manifest is None else manifest.meta.get(PLACED) for manifest in found]
+        alike = {
+            name
+            for name, columns in flow.placements.items()
+            if all(by is not None and by.get(name, [*columns]) == [*columns] for by in placed)
+        }
+        stages = {name: replace(s, placed_alike=True) if name in alike else s for name, s in flow.stages.items()}
+        return replace(flow, stages=stages)
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""

@@ -104,11 +104,12 @@ def rows_of_shard(
         if recorded.shard.count == mine.count:
             return _all_rows if recorded.shard == mine else None
         return _all_rows if recorded.shard.index % mine.count == mine.index else None
-    # What places the rows of a source is no part of its fingerprint: stages that were added or dropped change it.
-    is_same_place = log.kind != SOURCE and recorded.fingerprint == log.fingerprint
+    is_same_place = log.placed_alike if log.kind == SOURCE else recorded.fingerprint == log.fingerprint
+    theirs, ours = recorded.shard.groups(key_groups), mine.groups(key_groups)
+    if is_same_place and (theirs.stop <= ours.start or ours.stop <= theirs.start):
+        return None
     if is_same_place and recorded.shard.count == mine.count:
-        return _all_rows if recorded.shard == mine else None
-    ours = mine.groups(key_groups)
+        return _all_rows
 
     def in_groups(rows: pa.Table) -> pa.Table:
         hashes = hash32([as_array(rows.column(name)) for name in log.placed_by]).astype(np.uint64)
