@@ -289,6 +289,27 @@ def test_datasets_that_are_added_have_what_is_recorded(small: Project) -> None:
     assert small.rows("names") == counted(("ann",), ("bob",), ("eve",))
 
 
+def test_a_streaming_table_takes_no_rows_back_where_a_view_below_it_is_edited(small: Project) -> None:
+    """It goes on with the new query. And an edited materialized view that only filters takes rows back."""
+    below = (
+        "@dp.temporary_view\ndef few():\n    return spark.readStream.table('orders').where('amount > {}')\n"
+        "@dp.table\ndef names():\n    return spark.readStream.table('few').select('customer')\n"
+    )
+    view = "CREATE MATERIALIZED VIEW large AS SELECT customer FROM orders WHERE amount > {};"
+    small.write("below", below.format(1))
+    small.write("view", view.format(1))
+    small.run()
+    assert small.rows("large") == small.rows("names") == counted(("ann",), ("bob",))
+    small.write("view", view.format(10))
+    small.run()
+    assert small.rows("large") == counted(("bob",))
+    small.write("below", below.format(10))
+    small.give("orders", [{"customer": "cy", "amount": 5}, {"customer": "dee", "amount": 20}])
+    small.run()
+    assert small.rows("names") == counted(("ann",), ("bob",), ("dee",))
+    assert small.rows("large") == counted(("bob",), ("dee",))
+
+
 @pytest.mark.long("make spark")
 def test_a_dataset_that_was_taken_out_comes_back_with_what_all_rows_give(small: Project) -> None:
     small.write(
