@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -56,7 +55,7 @@ def difference(
     directory: LayerDirectory,
     own: Collection[str],
     known: Collection[str],
-    returned: Mapping[str, TraceId] = MappingProxyType({}),
+    returned: Mapping[str, TraceId],
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
     `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. Raises FlowError
@@ -171,7 +170,8 @@ def stages_to_bootstrap(
                 continue
             declared, is_returned = _declared(stage), stage.name in returned
             is_new = (stage.loop or stage.name) not in known and not is_returned
-            follows = stage.loop in loops or any(name in anew and not _is_final(flow, name) for name in stage.inputs)
+            # What is given once stays as it was given, and what follows it goes on.
+            follows = stage.loop in loops or any(n in anew and not flow.stages[n].given_once for n in stage.inputs)
             has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)
             begins = has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
             if not (follows or begins or is_returned) or _goes_on(stage, known, follows=follows):
@@ -226,13 +226,6 @@ def _check_all_or_nothing(flow: BoundFlow, anew: Collection[str]) -> None:
             raise FlowError(
                 f"stage {_declared(head)} cannot be fed on the branch what is there and what changed: it {why}"
             )
-
-
-def _is_final(flow: BoundFlow, name: str) -> bool:
-    """Returns whether rows of a stage are given once for ever. Those that it gave before it began anew stay, and what
-    follows it goes on from there.
-    """
-    return flow.stages[name].given_once
 
 
 def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:

@@ -5,6 +5,7 @@ The same timeline goes on only with the same code, else old and new results woul
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -98,27 +99,34 @@ class FlowVersions:
 
     def _where_placed_alike(self, flow: BoundFlow) -> BoundFlow:
         """Returns the flow, which says of its sources whether all epochs before placed their rows as it does. Only stages
-        that begin anew want to know. A timeline has the same stages from its first epoch to its last.
+        that begin anew want to know.
         """
         if not self._anew:
             return flow
-        timelines, placed = self._node.timelines, list[Mapping[str, Any] | None]()
+        alike = {
+            name
+            for name, columns in flow.placements.items()
+            if all(by is not None and by.get(name, [*columns]) == [*columns] for by in self._placements_before)
+        }
+        stages = {name: replace(s, placed_alike=True) if name in alike else s for name, s in flow.stages.items()}
+        return replace(flow, stages=stages)
+
+    @functools.cached_property
+    def _placements_before(self) -> list[Mapping[str, Any] | None]:
+        """Returns how the epochs before placed the rows of sources; None where nobody knows. A timeline has the same stages
+        from its first epoch to its last, so these two say it.
+        """
+        timelines, found = self._node.timelines, list[Mapping[str, Any] | None]()
         mine = timelines.timeline(self._position.branch).id
         for id, end in timelines.refs.left(mine).items():
             log = timelines.of_timeline(id)
             first, last = next(log.own(), None), log.last_own
             if first is None or last is None:
-                placed += [] if id == mine else [None]  # nobody knows any more
+                found += [] if id == mine else [None]
                 continue
-            found = [log.get(t) for t in (first, last if end is None else min(last, end))]
-            placed += [None if manifest is None else manifest.meta.get(PLACED) for manifest in found]
-        alike = {
-            name
-            for name, columns in flow.placements.items()
-            if all(by is not None and by.get(name, [*columns]) == [*columns] for by in placed)
-        }
-        stages = {name: replace(s, placed_alike=True) if name in alike else s for name, s in flow.stages.items()}
-        return replace(flow, stages=stages)
+            manifests = [log.get(t) for t in (first, last if end is None else min(last, end))]
+            found += [None if manifest is None else manifest.meta.get(PLACED) for manifest in manifests]
+        return found
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""

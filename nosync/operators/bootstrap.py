@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,44 +32,27 @@ def bootstrap_layer(
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
-        if stage.given_once:
-            return OperatorOutput(arrange(_rows_more(new, old), (), whose=str(id)))
-        if CHANGE_TYPE_COLUMN not in stage.schema.names:
-            return OperatorOutput(arrange(_rows_of_log(new, old), (), whose=str(id)))
-        weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
-        return OperatorOutput(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
+        return OperatorOutput(arrange(_log_layer(stage, new, old), (), whose=str(id)))
     rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
     hashes = hash32([before.column(name) for name in _hashed_by(stage)])
     new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
     return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True, expired=expired)
 
 
-def _rows_more(new: pa.Table, old: pa.Table) -> pa.Table:
-    """Returns the rows that were not given before. None is taken back."""
-    rows = pa.concat_tables([new, old])
-    weights = np.repeat([1, -1], [new.num_rows, old.num_rows])
-    if CHANGE_TYPE_COLUMN in rows.column_names:
-        weights = weights * weights_of(rows).to_numpy()
-        rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
-    first, net = net_counts(rows, weights)
-    more = rows.take(pa.array(np.repeat(first, np.maximum(net, 0))))
-    if CHANGE_TYPE_COLUMN in new.column_names:
-        return more.append_column(CHANGE_TYPE_COLUMN, pa.repeat(INSERT, len(more))).select(new.column_names)
-    return more
-
-
-def _rows_of_log(new: pa.Table, old: pa.Table) -> pa.Table:
-    """Returns what a log gets whose rows otherwise only come: those that it has to have more. Where it has others that are
-    to go, the layer alone has a column that says of each row whether it comes or goes.
+def _log_layer(stage: BoundStage, new: pa.Table, old: pa.Table) -> pa.Table:
+    """Returns what a log gets to have the rows `new`. What is given once is not taken back. Where rows otherwise only come
+    and some are to go, the layer alone has a column that says which.
     """
-    rows = pa.concat_tables([new, old])
-    first, net = net_counts(rows, np.repeat([1, -1], [new.num_rows, old.num_rows]))
-    times = np.abs(net)
-    moved = rows.take(pa.array(np.repeat(first, times)))
-    if (net >= 0).all():
-        return moved
-    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
-    return moved.append_column(CHANGE_TYPE_COLUMN, kinds)
+    rows, is_new = pa.concat_tables([new, old]), np.repeat([1, -1], [new.num_rows, old.num_rows])
+    is_changing = CHANGE_TYPE_COLUMN in stage.schema.names
+    weights = is_new * weights_of(rows).to_numpy() if is_changing else is_new
+    changes = net_changes(rows, weights)
+    if stage.given_once:
+        changes = changes.filter(pc.field(CHANGE_TYPE_COLUMN) == INSERT)
+    only_come = pc.all(pc.equal(changes.column(CHANGE_TYPE_COLUMN), INSERT)).as_py() is not False
+    if is_changing:
+        return changes.select(stage.schema.names)
+    return changes.drop_columns([CHANGE_TYPE_COLUMN]) if only_come else changes
 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
@@ -78,17 +62,18 @@ def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
     return stage.options.spec.on if isinstance(stage.options, JoinOptions) else stage.edge_key
 
 
-def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
+def net_changes(rows: pa.Table, weights: npt.NDArray[np.int64]) -> pa.Table:
     """Returns what is left of rows that come and go, by their contents, in the order of their contents' hash.
 
-    A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1
-    or -1 for each row.
+    A row that came more often than it went is inserted, one that went more often is deleted, as often: `_change_type`, the
+    last column, says so. `weights` has +1 or -1 for each row.
     """
-    first, net = net_counts(rows.drop_columns([CHANGE_TYPE_COLUMN]), weights.to_numpy())
+    names = [name for name in rows.column_names if name != CHANGE_TYPE_COLUMN]
+    rows = rows.select(names)
+    first, net = net_counts(rows, weights)
     times = np.abs(net)
     left = rows.take(pa.array(np.repeat(first, times)))
-    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
-    return left.set_column(left.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, kinds)
+    return left.append_column(CHANGE_TYPE_COLUMN, pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT))
 
 
 def rows_of_shard(

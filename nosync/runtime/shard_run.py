@@ -238,8 +238,10 @@ class ShardRun:
         # Rounds of a loop go on from those before, also where the loop has nothing of earlier epochs.
         state = self._state.nothing_before if is_anew and self._task.round is None else self._state.before
         shared = self._shared.setdefault(declared_of(stage.name), {})
-        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared, is_anew=is_anew)
-        work = replace(work, was_there=is_anew and self._state.was_there(stage))
+        work = OperatorInput(
+            stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared, is_anew=is_anew,
+            was_there=is_anew and self._state.was_there(stage),
+        )  # fmt: skip
         if stage.window is not None:
             work = self._with_times(work)
         try:

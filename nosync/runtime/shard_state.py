@@ -143,8 +143,7 @@ class ShardState:
             tables.append(own.changes(before, as_of).drop_columns([EPOCH_COLUMN]))
         rows = pa.concat_tables(tables, promote_options="default")
         if stage.changing:
-            rows = rows.select(stage.schema.names)
-            return net_changes(rows, weights_of(rows))
+            return net_changes(rows, weights_of(rows).to_numpy()).select(stage.schema.names)
         if CHANGE_TYPE_COLUMN in rows.column_names:
             rows = rows_left(rows)
         return rows.select(stage.schema.names)

@@ -188,6 +188,38 @@ def test_rows_without_a_time_are_told_once(tmp_path: Path, more: dict[str, Any])
         ]
 
 
+def test_a_window_with_a_watermark_that_was_dropped_does_not_come_back(tmp_path: Path) -> None:
+    without = nosync.Dataflow("f")
+    sums = without.source("rows", "word bigint, n bigint").aggregate("sums", key=["word"], total=nosync.sum("n"))
+    sums.filter("kept", not_word(9))
+    with nosync.open(tmp_path / "s") as store:
+        main = StoreRunner(windowed(9), store, 1)
+        for t in range(3):
+            main.advance(t, rows_of([(t, 2)]))
+        branch = main.make_branch("without", 0, without)
+        branch.replay(1)
+        with pytest.raises(nosync.FlowError, match="stage counts was there before .* goes by a watermark"):
+            branch.make_branch("again", 1, windowed(9))
+        assert sorted(store.branches()) == ["main", "without"]
+
+
+def once_in_a_while(hidden: int) -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    shown = flow.source("rows", "word bigint, at timestamp").filter("shown", not_word(hidden))
+    shown.dedupe("firsts", key=["word"], time="at", watermark="1 minute", within="5 minutes")
+    return flow
+
+
+def test_what_depends_on_arrival_does_not_follow_a_view_that_changes(tmp_path: Path) -> None:
+    with nosync.open(tmp_path / "s") as store:
+        main = StoreRunner(once_in_a_while(1), store, 1)
+        times = pa.array([0, 60_000_000], pa.timestamp("us", "UTC"))
+        main.advance(0, pa.table({"word": pa.array([1, 2], pa.int64()), "at": times}))
+        with pytest.raises(nosync.FlowError, match=r"stage firsts cannot begin anew .* Give it another name"):
+            main.make_branch("b", 0, once_in_a_while(2), ["shown"], ["shown"])
+        assert sorted(store.branches()) == ["main"]
+
+
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 NODE = st.integers(0, 5)
