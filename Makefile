@@ -47,7 +47,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 
 test: setup  ## Run the tests (15 to 25 minutes on 2 cores). Long ones with Spark are in `make spark`.
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
-	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist worksteal --durations=10
 
 spark: setup  ## The long tests with Spark that have no target of their own (nine minutes).
 	NOSYNC_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'spark and long' --dist loadfile --durations=10 \

@@ -25,7 +25,8 @@ settings.register_profile(
 settings.load_profile("nosync")
 
 # Spark's JVMs live for minutes here: what the optimizing compiler and a parallel collector take is not won back in that time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Without that compiler a JVM keeps 48 MB for compiled code: a few tests fill it, and methods are thrown out and compiled again.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
 # Daemons without TLS meet in a directory of the user's, where the sockets of those stay that tests kill.
 _STATE = tempfile.TemporaryDirectory(prefix="nosync-tests-")
@@ -81,7 +82,10 @@ def spark() -> Iterator[SparkSession]:
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Epochs of tests are small, and most tests are of what Spark does with them: who tests the driver sets it.
-    session = local_session(2, "nosync-tests", settings={DRIVER_MAX_BYTES: "0"})
+    settings = {DRIVER_MAX_BYTES: "0"}
+    if not os.environ.get("NOSYNC_LONG"):
+        settings["spark.sql.codegen.wholeStage"] = "false"  # which compiles Java for every plan: longer than plans of tests run
+    session = local_session(2, "nosync-tests", settings=settings)
     register(session)  # which sets what stays set
     yield session
     session.stop()
