@@ -22,8 +22,11 @@ Value: TypeAlias = "pa.ChunkedArray | pa.Scalar"
 _MOST_SCALE = 38
 """Of a decimal."""
 _MICROS_OF_DAY = 24 * 3600 * 1_000_000
+_MICROS_OF_SECOND = 1_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """Of the years 1 to 9999: Arrow has 16 bits for a year."""
+_FIRST_GREGORIAN_DAY = -141_349
+"""The first of 1583: of days before it, old settings of Spark name others."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +205,47 @@ def _without_zone(time: Value) -> Value:
     return time.cast(pa.int64()).cast(pa.timestamp("us"))
 
 
-def _date_of(time: Value) -> Value:
-    """Returns the day of times in UTC. What Arrow cuts off would be a day later before 1970."""
+def _floor_divided(time: Value, by: int) -> Value:
+    """Returns a time's microseconds in larger units, rounded down. Arrow cuts off, which rounds up before 1970."""
     micros = time.cast(pa.int64())
-    days = pc.divide(micros, _MICROS_OF_DAY)
-    is_before = pc.less(micros, pc.multiply(days, _MICROS_OF_DAY))
-    return pc.subtract(days, is_before.cast(pa.int64())).cast(pa.int32()).cast(pa.date32())
+    units = pc.divide(micros, by)
+    is_before = pc.less(micros, pc.multiply(units, by))
+    return pc.subtract(units, is_before.cast(pa.int64()))
+
+
+def _date_of(time: Value) -> Value:
+    """Returns the day of times in UTC."""
+    return _floor_divided(time, _MICROS_OF_DAY).cast(pa.int32()).cast(pa.date32())
+
+
+def _time_of(number: Value, micros_of_unit: int) -> Value:
+    """Returns the time that is a number of units after 1970. Raises pa.ArrowInvalid for one that is too far away."""
+    return pc.multiply_checked(number.cast(pa.int64()), micros_of_unit).cast(pa.timestamp("us", "UTC"))
+
+
+def _formatted(time: Value, pattern: Value) -> Value:
+    """Returns times in UTC as texts. `pattern`: as `strftime` has it, down to whole seconds."""
+    days = _date_of(time).cast(pa.int32())
+    if _is_any(pc.or_(pc.less(days, _FIRST_GREGORIAN_DAY), pc.greater(days, _LAST_DAY))):
+        raise pa.ArrowInvalid("a date after the year 9999, or before the year 1583, is left to Spark")
+    seconds = _floor_divided(time, _MICROS_OF_SECOND).cast(pa.timestamp("s"))
+    return pc.strftime(seconds, pattern.as_py(), "C")
+
+
+def _in_ascii(map_: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    """Returns what maps texts of ASCII. Of other letters Spark may say something else: it goes by ICU, or by Java."""
+
+    def mapped(value: Value) -> Value:
+        if _is_any(pc.invert(pc.string_is_ascii(value))):
+            raise pa.ArrowInvalid("letters beyond ASCII are left to Spark")
+        return map_(value)
+
+    return mapped
+
+
+def _concatenated(*values: Value) -> Value:
+    """Returns null where one of the texts is."""
+    return pc.binary_join_element_wise(*values, pa.scalar(""), null_handling="emit_null")
 
 
 def _struct(*parts: Value) -> Value:
@@ -248,17 +286,29 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "Remainder": _remainder,
     "Round": _rounded,
     "UnaryMinus": pc.negate_checked,
+    "Abs": _computed(pc.abs_checked),
     "If": _chosen,
     "CaseWhen": _first_case,
     "Coalesce": pc.coalesce,
     "Like": lambda value, pattern: pc.match_like(_text(value), pattern.as_py()),
     "Substring": _substring,
+    "Lower": _in_ascii(pc.ascii_lower),
+    "Upper": _in_ascii(pc.ascii_upper),
+    "Concat": _concatenated,
+    "StringReplace": lambda value, old, new: pc.replace_substring(value, old.as_py(), new.as_py()),
     "Length": lambda value: pc.utf8_length(_text(value)).cast(pa.int32()),
     "Year": lambda value: pc.year(_date(value)).cast(pa.int32()),
     "Month": lambda value: pc.month(_date(value)).cast(pa.int32()),
     "DayOfMonth": lambda value: pc.day(_date(value)).cast(pa.int32()),
     "DateAdd": _date_after,
     "DateOfTime": _date_of,
+    "DateFormatClass": _formatted,
+    "SecondsToTimestamp": lambda number: _time_of(number, _MICROS_OF_SECOND),
+    "MillisToTimestamp": lambda number: _time_of(number, 1000),
+    "MicrosToTimestamp": lambda number: _time_of(number, 1),
+    "UnixSeconds": lambda time: _floor_divided(time, _MICROS_OF_SECOND),
+    "UnixMillis": lambda time: _floor_divided(time, 1000),
+    "UnixMicros": lambda time: time.cast(pa.int64()),
     "Hour": lambda value: pc.hour(_without_zone(value)).cast(pa.int32()),
     "Minute": lambda value: pc.minute(_without_zone(value)).cast(pa.int32()),
     "Second": lambda value: pc.second(_without_zone(value)).cast(pa.int32()),

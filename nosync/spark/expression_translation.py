@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,9 @@ _DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 _REPLACED = {"Between", "Nvl", "NullIf", "Extract", "DatePart", "KnownNullable", "KnownNotNull"}
 """Functions that stand for another one, or for a value, which is their only child."""
 _TIMES = {"timestamp", "timestamp_ntz"}
+_OF_FORMAT = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+"""The letters of Spark's `date_format` that have two or four digits always, as `strftime` has them."""
+_BETWEEN = frozenset("-/:., _")
 _MOST_DEPTH = 50
 """Of an expression. Tasks get it pickled, and evaluate it, by recursion."""
 _REFERENCE = "CommonExpressionRef"
@@ -156,6 +160,8 @@ def _of_structure(name: str, node: Node, children: Sequence[Typed]) -> Typed | N
             return _struct(children)
         case "GetStructField":
             return _field(children[0], node["ordinal"])
+        case "DateFormatClass":
+            return _formatted(*children)
         case _ if name in _REPLACED and len(children) == 1:
             return children[0]
     return None
@@ -184,6 +190,8 @@ def _type_of_number(name: str, arguments: Sequence[Expression], types: Sequence[
             return type_
         case "UnaryMinus" if type_ in _INTEGERS:
             return type_
+        case "Abs" if type_ in _INTEGERS or type_ in _FLOATS or _DECIMAL.fullmatch(type_):
+            return type_
         case "Divide" if type_ == "double":
             return type_
         case _ if name in ARITHMETIC and (type_ in _INTEGERS or type_ in _FLOATS):
@@ -196,6 +204,14 @@ def _type_of_other(name: str, arguments: Sequence[Expression], types: Sequence[s
     match (name, *types):
         case ("Length", "string") | ("Year" | "Month" | "DayOfMonth", "date") | ("DateDiff", "date", "date"):
             return "integer"
+        case ("Lower" | "Upper", "string") | ("Concat", "string", *_) if {*types} == {"string"}:
+            return "string"
+        case ("StringReplace", "string", "string", "string") if _constant(arguments[1]) and _is_text(arguments[2]):
+            return "string"
+        case ("SecondsToTimestamp" | "MillisToTimestamp" | "MicrosToTimestamp", _) if types[0] in _INTEGERS:
+            return "timestamp"
+        case ("UnixSeconds" | "UnixMillis" | "UnixMicros", "timestamp"):
+            return "long"
         case ("Substring", "string", "integer", "integer") if all(map(_is_positive, arguments[1:])):
             return "string"
         case ("Hour" | "Minute" | "Second", "timestamp" | "timestamp_ntz"):
@@ -234,6 +250,17 @@ def _of_micros(of: Typed, before: str, to: str) -> Typed:
     if {before, to} - _TIMES != {"long"} or of[1] != before:
         raise _Other
     return Expression("to", (of[0],), type=_arrow(to)), to
+
+
+def _formatted(time: Typed, pattern: Typed) -> Typed:
+    """Returns a time as a text. Raises _Other for a pattern with letters whose texts Arrow does not have."""
+    if time[1] != "timestamp" or not _is_text(pattern[0]):
+        raise _Other
+    parts = ["".join(run) for _, run in groupby(_constant(pattern[0]))]
+    if any(part not in _OF_FORMAT and not _BETWEEN.issuperset(part) for part in parts):
+        raise _Other
+    text = pa.scalar("".join(_OF_FORMAT.get(part, part) for part in parts))
+    return Expression("DateFormatClass", (time[0], Expression(literal=text))), "string"
 
 
 def _struct(children: Sequence[Typed]) -> Typed:
@@ -387,14 +414,24 @@ def _arrow(type_: str) -> pa.DataType:
     return _TYPES.get(type_) or pa.decimal128(*_digits(type_))
 
 
+def _constant(expression: Expression) -> Any:
+    """Returns the value of a literal. None: it is null, or no literal."""
+    return None if expression.literal is None else expression.literal.as_py()
+
+
 def _is_positive(expression: Expression) -> bool:
-    return expression.literal is not None and expression.literal.is_valid and expression.literal.as_py() > 0
+    value = _constant(expression)
+    return value is not None and value > 0
+
+
+def _is_text(expression: Expression) -> bool:
+    return isinstance(_constant(expression), str)
 
 
 def _is_pattern(expression: Expression) -> bool:
     """Returns whether Arrow reads it as Spark does, which a backslash is not."""
-    literal = expression.literal
-    return literal is not None and literal.is_valid and "\\" not in literal.as_py()
+    text = _constant(expression)
+    return text is not None and "\\" not in text
 
 
 def _id(attribute: Node) -> int:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from nosync.kernels.expressions import FUNCTIONS, Step, Value, applied
+from nosync.spark.session import conf_set
 from tests.helpers.rows_by_two_ways import ROWS, WIDE, rows_of, wide_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ EXPRESSIONS = [
     "CASE n WHEN 1 THEN 'one' WHEN 2 THEN 'two' END IS NOT NULL", "name LIKE 'n%'", "name LIKE '%_me 1%'", "name LIKE ''",
     "NOT name LIKE '%2'", "substring(name, 1, 2) = 'nä'", "substring(name, 3, 100) = 'me 2'", "length(name) = 6",
     "(CASE WHEN id BETWEEN 1 AND 2 THEN id ELSE 0 END) BETWEEN 1 AND 2",
-    "id > 1.5", "n / 2.5D > 1D", "id / 2 > 1",
+    "id > 1.5", "n / 2.5D > 1D", "id / 2 > 1", "abs(id) > 3", "concat(name, name, '') = ''",
+    "replace(name, 'n', 'mm') = 'mmäme 1'", "replace(name, 'ä') = 'nme 1'", "lower(concat('A', 'b')) = 'ab'",
+    "timestamp_seconds(id) < timestamp_millis(n)", "unix_seconds(timestamp_seconds(id)) = id",
+    "unix_seconds(timestamp_millis(id)) = -1", "unix_millis(timestamp_micros(id)) = -1", "unix_micros(timestamp_micros(n)) = n",
+    "date_format(timestamp_seconds(id), 'HH:mm:ss') > '12'", "date_format(timestamp_micros(id), 'yyyy-MM-dd mm/ss') > ''",
 ]  # fmt: skip
 
 WIDE_EXPRESSIONS = [
@@ -50,18 +55,24 @@ WIDE_EXPRESSIONS = [
     "hour(at) = 2", "minute(local) = 59", "second(at) > 0", "CAST(at AS DATE) = DATE '2026-03-29'", "year(at) = 1",
     "year(local) = 9999", "named_struct('a', i, 'b', text).b = 'a'", "named_struct('a', 1, 'b', 2).a = 1",
     "named_struct('a', named_struct('b', day)).a.b IS NULL", "bytes IS NULL",
-    "flag OR day IS NULL",
+    "flag OR day IS NULL", "abs(amount) > 1", "abs(large) > 1", "abs(d) > 1", "abs(i) = 1", "text || text > 'a'",
+    "unix_seconds(at) < 0", "unix_millis(at) % 1000 = 999", "unix_micros(at) > 0", "replace(text, 'ab', '') = text",
 ]  # fmt: skip
 
 OTHERS = [
-    "d > amount", "id % n = 1", "id % 0 = 1", "id % -3 = 1", "upper(name) = 'A'", "CAST(id AS INT) = 3",
-    "name = 3", "day > name", "name || 'x' = 'x'", " + ".join(["id"] * 60) + " > 3", "try_add(id, n) = 3",
+    "d > amount", "id % n = 1", "id % 0 = 1", "id % -3 = 1", "CAST(id AS INT) = 3",
+    "name = 3", "day > name", " + ".join(["id"] * 60) + " > 3", "try_add(id, n) = 3",
     "name LIKE 'a\\\\_b'", "name LIKE 'a/_b' ESCAPE '/'", "name LIKE concat(name, '%')", "substring(name, 0, 2) = 'a'",
     "substring(name, n, 2) = 'a'", "CAST(amount AS DOUBLE) > 1", "CAST(d AS DECIMAL(10, 2)) > 1",
     "amount / amount > 1 AND CAST(amount AS DECIMAL(38, 20)) / CAST(amount AS DECIMAL(38, 20)) > 1",
     "at > TIMESTAMP '2020-01-01 00:00:00'", "collate(name, 'UTF8_LCASE') = 'x'", "name = 'X' COLLATE UTF8_LCASE",
-    "5 BETWEEN (CASE WHEN id BETWEEN 1 AND 2 THEN id ELSE 0 END) AND 7", "d IN (1D, 2D)", "-d > 0", "abs(id) > 3",
-    "date_format(at, 'yyyy') = '2020'", "try_divide(id, 2) > 1", "named_struct('a', id) = named_struct('a', 3)",
+    "5 BETWEEN (CASE WHEN id BETWEEN 1 AND 2 THEN id ELSE 0 END) AND 7", "d IN (1D, 2D)", "-d > 0",
+    "replace(name, '', 'x') = 'a'",
+    "date_format(at, 'MMM') = 'Jan'", "date_format(at, 'MMMM') = 'January'", "date_format(at, 'yy') = '20'",
+    "date_format(at, name) = '2020'", "date_format(at, 'yyyy\\'T\\'HH') = ''", "replace(name, name, 'a') = 'a'",
+    "upper(name COLLATE UTF8_LCASE) = 'X'",
+    "try_divide(id, 2) > 1",
+    "named_struct('a', id) = named_struct('a', 3)",
     "name = CAST(X'ff' AS STRING)", "id > CAST('a' AS INT)", "id > 1 / 0",
 ]  # fmt: skip
 
@@ -200,6 +211,40 @@ def test_a_date_of_a_year_that_arrow_does_not_have_is_left_to_spark(
         applied([found], pa.table({"day": pa.array([days], pa.int32()).cast(pa.date32())}))
 
 
+@pytest.mark.parametrize("function", ["lower", "upper"])
+def test_letters_beyond_ascii_are_left_to_spark(function: str, spark: SparkSession) -> None:
+    texts = pa.array(["", None, "aZ9[`{@", "\0"])
+    assert check_alike(f"{function}(name) = 'az9[`{{@'", pa.table({"name": texts}), "name string", spark) == 2
+    found = step(spark.createDataFrame([], "name string").where(f"{function}(name) = 'i'"))
+    assert found is not None
+    with pytest.raises(pa.ArrowException):
+        applied([found], pa.table({"name": ["İ"]}))
+
+
+@pytest.mark.parametrize("year", [1582, 10_000, -1])
+def test_years_whose_days_are_written_otherwise_are_left_to_spark(year: int, spark: SparkSession) -> None:
+    found = step(spark.createDataFrame([], "at timestamp").where("date_format(at, 'yyyy-MM-dd') = ''"))
+    assert found is not None
+    seconds = (year - 1970) * 31_556_952 + 86_400  # the second day of it or so
+    times = pa.array([seconds]).cast(pa.timestamp("s", "UTC")).cast(pa.timestamp("us", "UTC"))
+    with pytest.raises(pa.ArrowException):
+        applied([found], pa.table({"at": times}))
+
+
+@pytest.mark.parametrize(
+    "micros", [0, -1, -1_000_000, 1_767_312_000_999_999, -12_200_000_000_000_000, 253_402_300_799_999_999]
+)
+def test_times_are_written_as_spark_writes_them(micros: int, spark: SparkSession) -> None:
+    rows = pa.table({"at": pa.array([micros, None], pa.int64()).cast(pa.timestamp("us", "UTC"))})
+    pattern = "yyyy/MM/dd HH:mm:ss_-., "
+    query = spark.createDataFrame(rows).selectExpr(f"date_format(at, '{pattern}') AS made")
+    found = step(query)
+    assert found is not None
+    made, _ = applied([found], rows)
+    with conf_set(spark, {"spark.sql.session.timeZone": "UTC"}):
+        assert made.to_pylist() == query.toArrow().to_pylist()
+
+
 @pytest.mark.parametrize("condition", ["name LIKE 'a%'", "length(name) = 1", "substring(name, 1, 1) = 'a'"])
 def test_a_text_that_is_none_is_left_to_spark(condition: str, spark: SparkSession) -> None:
     found = step(spark.createDataFrame([], "name string").where(condition))
@@ -218,7 +263,10 @@ def test_digits_that_another_setting_would_keep_are_left_to_spark(spark: SparkSe
 # --- by chance --------------------------------------------------------------------------------------------------------
 
 _NUMBERS = ["id", "n", "3", "-7", "0", "CAST(n AS BIGINT)", "amount", "price", "1.5", "0.01", "tax", "d", "2D", "0.1D"]
-_TEXTS = ["name", "''", "'näme 1'", "substring(name, 2, 3)", "coalesce(name, 'x')"]
+_TEXTS = [
+    "name", "''", "'näme 1'", "substring(name, 2, 3)", "coalesce(name, 'x')", "name || substring(name, 1, 1)",
+    "upper(substring(name, 3, 2))", "replace(name, 'm', '')", "date_format(timestamp_seconds(id * 86399), 'yyyy/MM/dd HH:mm')",
+]  # fmt: skip
 _DAYS = ["day", "DATE '2000-02-29'", "date_add(day, 3)", "DATE '1999-12-31' + INTERVAL 3 MONTHS"]
 
 
@@ -229,8 +277,10 @@ def number(chance: random.Random, depth: int) -> str:
     return chance.choice(
         [f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / nullif({b}, 0))", f"coalesce({a}, {b})", f"({a} % 7)",
          f"CASE WHEN {condition(chance, depth - 1)} THEN {a} ELSE {b} END", f"IF({condition(chance, depth - 1)}, {a}, {b})",
-         f"CAST({a} AS DECIMAL(20, 3))", f"CAST({a} AS DECIMAL(38, 1))", f"CAST(length({chance.choice(_TEXTS)}) AS BIGINT)",
-         f"CAST(year({chance.choice(_DAYS)}) AS BIGINT)", f"nullif({a}, {b})"]
+         f"CAST({a} AS DECIMAL(20, 3))",
+         f"abs({a})", f"CAST({a} AS DECIMAL(38, 1))", f"CAST(length({chance.choice(_TEXTS)}) AS BIGINT)",
+         f"CAST(year({chance.choice(_DAYS)}) AS BIGINT)", f"nullif({a}, {b})",
+         f"unix_seconds(timestamp_millis(id * 7 + {chance.randrange(3000)}))"]
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-BY_SPARK_ALONE = ("q7", "q10", "q14", "q15", "q16", "q17", "q21", "q22")
+BY_SPARK_ALONE = ("q7", "q21", "q22")
 """The queries with functions that only Spark evaluates."""
 
 
