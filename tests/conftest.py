@@ -84,7 +84,9 @@ def spark() -> Iterator[SparkSession]:
     # Epochs of tests are small, and most tests are of what Spark does with them: who tests the driver sets it.
     settings = {DRIVER_MAX_BYTES: "0"}
     if not os.environ.get("NOSYNC_LONG"):
-        settings["spark.sql.codegen.wholeStage"] = "false"  # which compiles Java for every plan: longer than plans of tests run
+        settings["spark.sql.codegen.wholeStage"] = (
+            "false"  # which compiles Java for every plan: longer than plans of tests run
+        )
     session = local_session(2, "nosync-tests", settings=settings)
     register(session)  # which sets what stays set
     yield session

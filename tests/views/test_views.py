@@ -17,7 +17,7 @@ from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -305,6 +305,35 @@ def test_temporary_views_of_the_session_stay_what_they_were(spark: SparkSession)
         assert not {row.tableName for row in spark.sql("SHOW TABLES").collect()} & {"people", "clicks", "totals"}
     finally:
         spark.catalog.dropTempView("orders")
+
+
+@pytest.mark.parametrize("name", ["some", "orders"])
+def test_a_query_may_name_what_it_makes_of_an_input(spark: SparkSession, open_store: OpenStore, name: str) -> None:
+    """Also by the name of the input, which is the input again for the view after it."""
+
+    def dear(tables: Any) -> DataFrame:
+        session = tables["orders"].sparkSession
+        tables["orders"].where("price > 2").createOrReplaceTempView(name)
+        session.sql(f"SELECT * FROM {name} WHERE id IN (SELECT max(id) FROM {name} GROUP BY item)").createTempView(
+            "most"
+        )
+        try:
+            return session.sql("SELECT id, price FROM most WHERE item IS NOT NULL")
+        finally:
+            session.catalog.dropTempView("most")
+
+    flow = flow_over_inputs()
+    flow.view("dear", dear, spark=spark)
+    flow.sql("both", "SELECT count(*) AS n, (SELECT count(*) FROM dear) AS dear FROM orders", spark=spark)
+    job = job_of(spark, open_store(retain=100), flow, epochs=2)
+    orders = job.read("orders")
+    most = {row[0] for row in orders.where("price > 2").groupBy("item").agg({"id": "max"}).select("max(id)").collect()}
+    kept = Counter((row.id, row.price) for row in orders.where("item IS NOT NULL").collect() if row.id in most)
+    assert kept
+    assert rows(job, "dear") == kept
+    assert rows(job, "both") == Counter([(orders.count(), kept.total())])
+    for view in ("dear", "both"):
+        assert job.verify_view(view).is_equal, str(job.verify_view(view))
 
 
 def test_whoever_reads_the_store_gets_the_rows_of_a_view_and_not_its_changes(

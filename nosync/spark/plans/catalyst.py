@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nosync.lsm.errors import FlowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Node = Any
 """A plan, an expression, or another object of Catalyst in the JVM."""
@@ -23,6 +26,11 @@ class Refused(FlowError):
 def items(sequence: Any) -> list[Node]:
     """Returns the elements of a Scala sequence."""
     return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def sequence_of(session: SparkSession, elements: Sequence[Any]) -> Any:
+    """Returns a Scala sequence."""
+    return session._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(elements))  # type: ignore[union-attr]
 
 
 def kind_of(node: Node) -> str:

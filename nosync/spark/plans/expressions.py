@@ -15,7 +15,17 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from nosync.flow.fingerprint import fingerprint
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import command_of, quoted, text_of
-from nosync.spark.plans.catalyst import SUBQUERIES, Node, id_of, is_replaceable, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import (
+    SUBQUERIES,
+    Node,
+    id_of,
+    is_replaceable,
+    items,
+    kind_of,
+    nodes_of,
+    refused,
+    sequence_of,
+)
 from nosync.spark.plans.relation import Coded, Expression, Relation
 from nosync.spark.session import contains
 
@@ -101,7 +111,7 @@ class Expressions:
         new = [self._rewritten(child, columns, known, column) for child in children]
         if all(a is b for a, b in zip(children, new, strict=True)):
             return e
-        return e.withNewChildren(self._sequence(new))
+        return e.withNewChildren(sequence_of(self._session, new))
 
     @staticmethod
     def _said(e: Node, column: Column) -> str:
@@ -133,7 +143,4 @@ class Expressions:
         return self._tables[at]
 
     def _unresolved(self, name: str) -> Node:
-        return self._catalyst.analysis.UnresolvedAttribute(self._sequence([name]))
-
-    def _sequence(self, nodes: Sequence[Any]) -> Any:
-        return self._session._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(nodes))  # type: ignore[union-attr]
+        return self._catalyst.analysis.UnresolvedAttribute(sequence_of(self._session, [name]))

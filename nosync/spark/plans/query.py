@@ -21,22 +21,23 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.jvm_names import remember_names
-from nosync.spark.plans.catalyst import Node, id_of, items, kind_of
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
 
+_NESTING = 3
+"""How deep subqueries may be in each other."""
 _SUBQUERIES = (
     "PullupCorrelatedPredicates",
     "RewriteCorrelatedScalarSubquery",
     "RewriteLateralSubquery",
     "RewritePredicateSubquery",
 )
-RULES = (
-    *_SUBQUERIES, *_SUBQUERIES, *_SUBQUERIES,  # one level of nesting each
+_RULES = (
     "ReplaceIntersectWithSemiJoin", "ReplaceExceptWithAntiJoin", "ReplaceDistinctWithAggregate", "RewriteExceptAll",
     "RewriteIntersectAll", "BooleanSimplification", "EliminateOuterJoin", "PushDownPredicates", "ReorderJoin",
     "PushDownPredicates", "ColumnPruning", "CollapseProject", "PushDownPredicates", "ColumnPruning",
 )  # fmt: skip
-"""Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order."""
+"""Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order. Those of subqueries come before."""
 _OF_WATERMARKS = (
     "InferFiltersFromGenerate", "InferFiltersFromConstraints", "PushDownPredicates", "ColumnPruning", "CollapseProject",
 )  # fmt: skip
@@ -63,7 +64,7 @@ class Planner:
         self.spark = spark
         self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._types: dict[str, Mapping[str, str]] = {}
-        self._rules = {name: self._rule(name) for name in dict.fromkeys((*RULES, *_OF_WATERMARKS))}
+        self._rules = {name: self._rule(name) for name in (*_SUBQUERIES, *_RULES, *_OF_WATERMARKS)}
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
@@ -112,10 +113,39 @@ class Planner:
     def rewritten(self, plan: Node) -> Node:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
+        for name in _SUBQUERIES * _NESTING:
+            plan = self._rules[name].apply(plan)
+        plan = self._without_views_of_views(plan)[0]
         # A watermark goes by the rows that the filters below it leave, so these are to be where Spark has them.
-        for name in (*RULES, *_OF_WATERMARKS) if has_watermark(plan) else RULES:
+        for name in (*_RULES, *_OF_WATERMARKS) if has_watermark(plan) else _RULES:
             plan = self._rules[name].apply(plan)
         return plan
+
+    def _without_views_of_views(self, plan: Node) -> tuple[Node, bool]:
+        """Returns a plan in which only inputs are views, and whether it has one. A query may name what it makes of an input
+        as a view, and Spark's rules move nothing into a view.
+        """
+        children = items(plan.children())
+        below = [self._without_views_of_views(child) for child in children]
+        has_view = any(has for _, has in below)
+        if kind_of(plan) == "View":
+            return below[0] if has_view else (plan, True)
+        new = [child for child, _ in below]
+        if all(a is b for a, b in zip(children, new, strict=True)):
+            return plan, has_view
+        return plan.withNewChildren(sequence_of(self.session, new)), has_view
+
+    @contextmanager
+    def views_kept(self, names: Iterable[str]) -> Iterator[None]:
+        """Gives inputs back their names, should a query have named something else so meanwhile, as a temporary view."""
+        catalog = self.session._jsparkSession.sessionState().catalog()
+        before = {name: catalog.getRawTempView(name) for name in names}
+        try:
+            yield
+        finally:
+            for name, view in before.items():
+                if view.isDefined() and not catalog.getRawTempView(name).equals(view):
+                    catalog.createTempView(name, view.get(), True)
 
     def _asked(self, view: str, query: Query, inputs: Mapping[str, object]) -> DataFrame:
         """Returns a query as a DataFrame. Where it has a watermark, its inputs are streams, for Spark's analyzer drops that
@@ -141,7 +171,8 @@ class Planner:
     def _called(self, view: str, query: Callable[..., Any], inputs: Mapping[str, object]) -> DataFrame:
         frames = _Frames({name: self.session.table(quoted(name)) for name in inputs})
         try:
-            frame = query(frames)
+            with self.views_kept(inputs):
+                frame = query(frames)
         except (NosyncError, PySparkException):
             raise
         except Exception as error:

@@ -55,7 +55,8 @@ def _register(
 def _asked(planner: Planner, view: View) -> DataFrame:
     if isinstance(view.query, str):
         return planner.session.sql(view.query)
-    frame: DataFrame = view.query({name: planner.session.table(quoted(name)) for name in view.inputs})
+    with planner.views_kept(view.inputs):
+        frame: DataFrame = view.query({name: planner.session.table(quoted(name)) for name in view.inputs})
     return frame
 
 
