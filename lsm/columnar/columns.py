@@ -1,4 +1,4 @@
-"""Whole-column work on keys and rows: equality, order within equal hashes, and schemas.
+"""Whole-column work on keys and rows: equality, and schemas.
 
 Keys are compared as in Spark's GROUP BY: null equals null, NaN equals NaN, 0.0 equals -0.0, and nested values are equal
 where all of their parts are.
@@ -13,14 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columnar.hashing import U32, check_key_type, is_list, list_parts
+from nosync.lsm.columnar.hashing import check_key_type, is_list, list_parts
 from nosync.lsm.errors import SchemaError
 
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
-_HALF, _LOW_32, _SIGN = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(1 << 63)
-_OFTEN = 4
 INTERNAL_PREFIX = "__"
 """Columns that begin so are a stage's internal state: stored with its rows, shown only when asked for by name."""
 HASH_COLUMN = "_hash"
@@ -232,107 +230,6 @@ def comparable(column: pa.Array) -> pa.Array:
     return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
-def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
-    """Returns the stable order of the hashes, and the hashes in that order.
-
-    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort. Rows of a layer need
-    none.
-    """
-    if (hashes[1:] >= hashes[:-1]).all():
-        return np.arange(len(hashes)), hashes
-    packed = (hashes.astype(np.uint64) << _HALF) | np.arange(len(hashes), dtype=np.uint64)
-    packed.sort()
-    return (packed & _LOW_32).astype(np.int64), (packed >> _HALF).astype(np.uint32)
-
-
-def order_of(values: Indices) -> Indices:
-    """Returns what a stable argsort of 64-bit integers returns. It is faster where few of them begin alike, as hashes
-    do.
-    """
-    order, begin = sort_hashes(((values.view(np.uint64) ^ _SIGN) >> _HALF).astype(np.uint32))
-    is_alike = begin[1:] == begin[:-1]
-    at = np.flatnonzero(np.append(is_alike, False) | np.concatenate([[False], is_alike]))
-    if len(at):
-        rows = order[at]
-        order[at] = rows[np.argsort(values[rows], kind="stable")]
-    return order
-
-
-def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]:
-    """Returns the stable order of rows by (hash, key), and for each row of it but the last: has the next the same key?
-
-    Rows of one key keep the order they came in. Where all rows of one hash have one key, which is
-    nearly always, only the hashes are sorted; keys are sorted only within the hashes that collide.
-    """
-    order, ordered = sort_hashes(hashes)
-    same_hash = ordered[1:] == ordered[:-1]
-    same_key = same_hash.copy()
-    at = np.flatnonzero(same_hash)
-    if len(at):
-        if _OFTEN * len(at) > len(hashes):  # taken once and compared side by side
-            ordered_keys = [take(key, order) for key in keys]
-            same_key[at] = keys_equal(ordered_keys, at, ordered_keys, at + 1)
-        else:
-            same_key[at] = keys_equal(keys, order[at], keys, order[at + 1])
-        if not np.array_equal(same_key, same_hash):
-            _order_collisions(order, same_hash, same_key, keys)
-    return order, same_key
-
-
-def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: Sequence[pa.Array]) -> None:
-    """Sorts by key the runs of equal hashes that hold several keys. Changes `order` and `same_key` in place."""
-    positions = np.flatnonzero(np.append(same_hash, False) | np.concatenate([[False], same_hash]))
-    run_of = np.cumsum(
-        ~np.concatenate([[False], same_hash])[positions]
-    )  # a run begins where the row before has another
-    is_mixed = np.zeros(len(positions) + 1, dtype=np.bool_)
-    is_mixed[run_of[np.append(same_hash & ~same_key, False)[positions]]] = True
-    in_mixed = np.flatnonzero(is_mixed[run_of])
-    positions, run_of = positions[in_mixed], run_of[in_mixed]
-    rows = order[positions]
-    # Sorting by (run, key, previous position) moves rows only within their run.
-    sortable = {"run": pa.array(run_of)}
-    sortable |= {f"key{i}": _sortable(key.take(pa.array(rows))) for i, key in enumerate(keys)}
-    sortable["position"] = pa.array(positions)
-    by = [(name, "ascending") for name in sortable]
-    moved = pc.sort_indices(pa.table(sortable), sort_keys=by).to_numpy()
-    order[positions] = rows[moved]
-    at = positions[:-1][np.diff(positions) == 1]
-    at = at[same_hash[at]]
-    same_key[at] = keys_equal(keys, order[at], keys, order[at + 1])
-
-
-def _sortable(column: pa.Array) -> pa.Array:
-    """Arrow sorts neither nulls-only, boolean nor nested columns in every version; their order here only has to be
-    fixed.
-    """
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), pa.int8())
-    if pa.types.is_nested(column.type):
-        return pa.array([repr(value) for value in _of_numbers(column).to_pylist()], pa.string())
-    return column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
-
-
-def _of_numbers(column: pa.Array) -> pa.Array:
-    """Returns the same values with numbers for floats and times, so that equal keys have equal texts."""
-    type_, missing = column.type, column.is_null()
-    if pa.types.is_struct(type_):
-        fields = [_of_numbers(column.field(i)) for i in range(type_.num_fields)]
-        return pa.StructArray.from_arrays(fields, names=[str(i) for i in range(len(fields))], mask=missing)
-    if is_list(type_):
-        starts, lengths, elements = list_parts(column)
-        ends = np.cumsum(lengths)
-        place = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
-        mine = elements.take(pa.array(np.repeat(starts, lengths) + place))
-        offsets = pa.array(np.concatenate([[0], ends]))
-        return pa.LargeListArray.from_arrays(offsets, _of_numbers(mine), mask=missing)
-    if pa.types.is_floating(type_):
-        return comparable(column)
-    if pa.types.is_temporal(type_):
-        return column.view(pa.int32() if pa.types.is_date32(type_) else pa.int64())
-    return column
-
-
 def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
     """Returns the type a column is stored as: dictionaries decoded, at any depth. Raises SchemaError for what cannot be
     stored.
@@ -458,17 +355,6 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for f in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def match_keys(hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted: Sequence[pa.Array]) -> Indices:
-    """Returns for each wanted key the row of `keys` that equals it, or -1. Keys are unique on either side."""
-    n = len(hashes)
-    both = [pa.concat_arrays([a, b]) for a, b in zip(keys, wanted, strict=True)]
-    order, same_key = order_by_key(np.concatenate([hashes, wanted_hashes]), both)
-    found: Indices = np.full(len(wanted_hashes), -1, dtype=np.int64)
-    at = np.flatnonzero(same_key)  # the sort is stable, so the row of `keys` comes first
-    found[order[at + 1] - n] = order[at]
-    return found
 
 
 def conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import as_batch, comparable, match_keys, plain, rows_equal, take
+from nosync.lsm.columnar.columns import as_batch, comparable, plain, rows_equal, take
 from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.errors import InvalidInputError, SchemaError
 
 ONLY_A, ONLY_B, CHANGED = "only_a", "only_b", "changed"

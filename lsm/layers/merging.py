@@ -15,14 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import (
-    Bools,
-    conform,
-    order_by_key,
-    take_batch,
-    unify_schemas,
-)
+from nosync.lsm.columnar.columns import Bools, conform, take_batch, unify_schemas
 from nosync.lsm.columnar.hashing import HASH_BITS, U32
+from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.layers.reader import Block, LayerReader
 from nosync.lsm.model.timestamp import Time
 

@@ -33,12 +33,12 @@ from nosync.lsm.columnar.columns import (
     Bools,
     as_batch,
     key_columns,
-    order_by_key,
     packed,
     plain,
     take_batch,
 )
 from nosync.lsm.columnar.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
+from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
 from nosync.lsm.layers.format import LayerFileWriter, LayerInfo
 from nosync.lsm.layers.reader import LayerReader

@@ -27,12 +27,11 @@ from nosync.lsm.columnar.columns import (
     conform,
     gather,
     keys_equal,
-    order_by_key,
-    sort_hashes,
     take,
     take_batch,
 )
 from nosync.lsm.columnar.hashing import U32, first_hash_of_group
+from nosync.lsm.columnar.ordering import order_by_key, sort_hashes
 from nosync.lsm.errors import CompactedError, HoleError
 from nosync.lsm.layers.merging import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
 from nosync.lsm.layers.reader import Block, LayerReader

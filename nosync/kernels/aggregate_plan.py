@@ -187,6 +187,10 @@ class Plan:
         for rows that came and -1 for rows that went. It is None if all came.
         """
         groups = Groups.of([as_array(rows.column(name)) for name in self.key], hashes)
+        return self.partial_of(groups, rows, weights), groups.first
+
+    def partial_of(self, groups: Groups, rows: pa.Table, weights: pa.Array | None) -> pa.Table:
+        """Returns one row of accumulators per group of `rows`, all rows of which have the same key. See `partial`."""
         found: dict[str, pa.Array] = {}
         for accumulator in self.accumulators.values():
             if accumulator.how == "values":
@@ -202,7 +206,7 @@ class Plan:
             elif accumulator.how != "mean":
                 found[accumulator.name] = contributed(rows, weights, groups, accumulator)
         keys = {name: take(as_array(rows.column(name)), groups.first) for name in self.key}
-        return pa.table(keys | found), groups.first
+        return pa.table(keys | found)
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
         """Returns new accumulators: `partial` with `before` (same keys in the same rows, which are null where a key is

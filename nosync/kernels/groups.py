@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columnar.columns import Indices, as_array, fixed_view, order_by_key, take
+from nosync.lsm.columnar.columns import Indices, as_array, fixed_view, take
 from nosync.lsm.columnar.hashing import U32
+from nosync.lsm.columnar.ordering import order_by_key, sort_hashes
 
 _SAMPLE_ROWS = 1024
 _FEW_SHARE = 0.85
@@ -47,6 +48,12 @@ class Groups:
         if not any(map(_is_beyond_arrow, keys)) and _are_few(hashes):
             return cls._of_few(keys, hashes)
         return cls._of_many(keys, hashes)
+
+    @classmethod
+    def of_numbers(cls, numbers: Indices) -> Groups:
+        """Returns the groups of rows whose number, of 32 bits, is known, in order of it."""
+        order, ordered = sort_hashes(numbers.astype(np.uint32))
+        return cls(order, np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(order)]))
 
     @classmethod
     def _of_many(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:

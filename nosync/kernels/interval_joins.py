@@ -23,8 +23,9 @@ import pyarrow as pa
 from nosync.kernels.join_types import ANTI, SEMI, JoinSpec
 from nosync.kernels.joins import ROW_ID, distinct
 from nosync.kernels.windows import UNTIL_COLUMN, UNTIL_TYPE, Window, times_us, to_time
-from nosync.lsm.columnar.columns import Bools, Indices, as_array, match_keys
+from nosync.lsm.columnar.columns import Bools, Indices, as_array
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.trace import Trace
 

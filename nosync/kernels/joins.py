@@ -23,17 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.join_types import SEMI, JoinSpec
-from nosync.lsm.columnar.columns import (
-    CHANGE_TYPE_COLUMN,
-    TOMBSTONE_COLUMN,
-    Bools,
-    Indices,
-    as_array,
-    match_keys,
-    order_by_key,
-)
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, TOMBSTONE_COLUMN, Bools, Indices, as_array
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys, order_by_key
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE, Lookup

@@ -33,14 +33,13 @@ from nosync.lsm.columnar.columns import (
     as_batch,
     comparable,
     describe,
-    match_keys,
     nullable,
-    order_by_key,
     plain,
     rows_equal,
     take_batch,
 )
 from nosync.lsm.columnar.hashing import HASH_BITS, U32
+from nosync.lsm.columnar.ordering import match_keys, order_by_key
 from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import LayerRows, arrange

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.lsm.columnar.columns import Indices, as_array, order_of
+from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import hash64, is_quick
+from nosync.lsm.columnar.ordering import order_of
 
 
 def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:

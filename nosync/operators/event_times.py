@@ -15,9 +15,10 @@ from nosync.flow.stage_options import FirstOptions, IntervalOptions
 from nosync.kernels.asof_joins import AsofSpec, asof_matches
 from nosync.kernels.interval_joins import PASSED_US, IntervalRows, Matches, SideRows, matches
 from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
-from nosync.lsm.columnar.columns import as_array, as_batch, order_by_key
+from nosync.lsm.columnar.columns import as_array, as_batch
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32
+from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import OperatorInput, OperatorOutput, hash32_of, produce_from

@@ -20,20 +20,10 @@ from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.kernels.forgetting_joins import join_changes_kept
 from nosync.kernels.groups import Groups
 from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, join_changes
-from nosync.lsm.columnar.columns import (
-    CHANGE_TYPE_COLUMN,
-    Indices,
-    as_array,
-    as_batch,
-    key_columns,
-    match_keys,
-    order_by_key,
-    order_of,
-    take,
-    take_batch,
-)
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Indices, as_array, as_batch, key_columns, take, take_batch
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash64
+from nosync.lsm.columnar.ordering import match_keys, order_by_key, order_of
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup

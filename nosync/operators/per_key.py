@@ -10,9 +10,10 @@ import pyarrow as pa
 from nosync.flow.stage_options import PerKeyOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.kernels.joins import ROW_ID, arrange_changing, distinct
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, match_keys
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.trace.change_feed import DELETE, INSERT
 from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import OperatorInput, OperatorOutput, as_changes, call, conform, stage_error, weights_of

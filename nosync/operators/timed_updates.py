@@ -16,8 +16,9 @@ from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import OutputOptions, TimedUpdateOptions
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import DUE_COLUMN, NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
-from nosync.lsm.columnar.columns import Bools, as_array, as_batch, describe, key_columns, match_keys, take, take_batch
+from nosync.lsm.columnar.columns import Bools, as_array, as_batch, describe, key_columns, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.base import (
     OperatorInput,

@@ -29,8 +29,9 @@ from nosync.flow.stage_options import FinalOptions, WatermarkOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, late_rows, sessions, times_us, to_time
-from nosync.lsm.columnar.columns import Bools, as_array, as_batch, key_columns, match_keys, take, take_batch
+from nosync.lsm.columnar.columns import Bools, as_array, as_batch, key_columns, keys_equal, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.base import (
     OperatorInput,
@@ -218,8 +219,9 @@ def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
     rows = rows.set_column(
         rows.schema.get_field_index(START), START, to_time(begin[session_of[: rows.num_rows]], time_type)
     )
-    partial, first = plan.partial(rows, _with_starts(hashes, rows), None)
-    number = _numbers(group[first], times_us(partial.column(START))[0], of_group, begin)
+    groups = Groups.of_numbers(session_of[: rows.num_rows])
+    first, number = groups.first, session_of[groups.first]
+    partial = plan.partial_of(groups, rows, None)
     for batch in _one_each(old, old_session, number):
         partial = plan.combine(partial, batch)
     finished = plan.finish(partial).append_column(END, to_time(end[number], time_type))
@@ -228,26 +230,16 @@ def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
 
 
 def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array], wanted_hashes: U32) -> Numbers:
-    """Returns for each row of `keys` the number of the row of `wanted` that it equals. There always is one."""
+    """Returns for each row of `keys` the number of the row of `wanted` that it equals. There always is one. Those of
+    `wanted` are in order of (hash, key).
+    """
+    at = np.searchsorted(wanted_hashes, hashes)
+    if keys_equal(wanted, at, keys, np.arange(len(at))).all():
+        return at
     both = [pa.concat_arrays(pair) for pair in zip(wanted, keys, strict=True)]
     groups = Groups.of(both, np.concatenate([wanted_hashes, hashes]))
     # Rows of a group stand in the order they came in, so that of `wanted` is its first.
     return groups.first[groups.number_of_rows()[len(wanted_hashes) :]]
-
-
-def _numbers(group: Numbers, start: Numbers, of_group: Numbers, begin: Numbers) -> Numbers:
-    """Returns the number of the session of each (group, start). Sessions are in order of (group, begin)."""
-    order = np.lexsort((start, group))
-    wanted = np.flatnonzero(np.isin(_pairs(of_group, begin), _pairs(group, start)))
-    number = np.empty(len(group), dtype=np.int64)
-    number[order] = wanted
-    return number
-
-
-def _pairs(group: Numbers, start: Numbers) -> npt.NDArray[np.void]:
-    pairs = np.empty(len(group), dtype=[("group", np.int64), ("start", np.int64)])
-    pairs["group"], pairs["start"] = group, start
-    return pairs
 
 
 def _one_each(

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.kernels.groups import Groups
-from nosync.lsm.columnar.columns import keys_equal, match_keys, order_by_key
+from nosync.lsm.columnar.columns import keys_equal
 from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.columnar.ordering import match_keys, order_by_key
 from tests.helpers.depth import examples
 from tests.helpers.runner import Runner
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nosync.lsm.columnar.columns import order_by_key
 from nosync.lsm.columnar.hashing import Hasher, hash32
+from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.compaction.policy import FANOUT, LOG_FANOUT, Candidate, choose_merge, level_of
 from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError

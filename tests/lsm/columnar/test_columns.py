@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nosync.lsm.columnar.columns import order_of, sort_hashes
 from nosync.lsm.errors import SchemaError
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
@@ -100,21 +97,3 @@ def test_rows_in_stored_order_are_written_as_rows_in_any_order(name: str, tmp_pa
         layer = arrange(case, ("key",), whose="", hashes=of_case)
         digests.add(LayerDirectory(tmp_path / str(n), 128).publish(id, layer).digest)
     assert len(digests) == 1
-
-
-@given(
-    st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3), st.integers(-3, 3).map(lambda i: i << 31)))
-)
-def test_order_of_is_the_stable_order(values: list[int]) -> None:
-    array = np.array(values, dtype=np.int64)
-    assert order_of(array).tolist() == sorted(range(len(values)), key=values.__getitem__)
-    assert sort_hashes(array.astype(np.uint32))[0].tolist() == sorted(
-        range(len(values)), key=lambda i: values[i] % 2**32
-    )
-
-
-def test_order_of_many() -> None:
-    random = np.random.default_rng(7)
-    for span in (3, 2**20, 2**63 - 1):
-        values = random.integers(-span, span, 100_000)
-        assert np.array_equal(order_of(values), np.argsort(values, kind="stable"))
