@@ -18,6 +18,7 @@ from nosync.job import kafka_sink
 from nosync.job.kafka_sink import Message
 from nosync.lsm.facts.deliveries import DeliveryLog
 from tests.conftest import OpenStore
+from tests.helpers.kafka import brokers
 from tests.helpers.runner import StoreRunner
 from tests.job.test_table_sinks import KILLS, Killed, delivery_of, flow_of, rows_of
 
@@ -27,11 +28,8 @@ COLUMNS = "k string, v bigint"
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
-    """The brokers that librdkafka has for tests. They are those of a producer, and go with it."""
-    broker = confluent_kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
-    found = next(iter(broker.list_topics(timeout=10).brokers.values()))
-    yield f"{found.host}:{found.port}"
-    del broker
+    with brokers() as address:
+        yield address
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from nosync.cli import main
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import eventually, free_ports
+from tests.helpers.kafka import FORMAT, StandIn, brokers, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,6 +92,32 @@ def test_the_page_that_converts_a_streaming_job(
     names = ("in/", "old-checkpoint/", "new-checkpoint/", "state/")
     run_page("convert.md", 4, {f'"{name}"': repr(str(tmp_path / name)) for name in names}, {"spark": spark})
     assert capsys.readouterr().out == "rows that differ: 0\n"
+
+
+def test_the_page_on_kafka(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark.dataSource.register(StandIn)
+    monkeypatch.chdir(tmp_path)
+    # The JVM of the test session was started in another directory.
+    names = ("state/", "checkpoint/", "price-state/", "price-checkpoint/")
+    paths = {f'"{name}"': repr(str(tmp_path / name)) for name in names}
+    with brokers() as servers:
+
+        def pay(**cents: int) -> None:
+            paid = [(who, json.dumps({"customer": who, "amount": amount})) for who, amount in cents.items()]
+            send(servers, "payments", paid)
+
+        pay(ann=300, bob=400)
+        paths["# An hour later, with more messages in the topic:"] = "pay(ann=250)"
+        send(servers, "prices", [("tea", "12.5"), ("ink", "30"), ("pen", "2"), ("ink", None), ("tea", "14.5")])
+        replaced = {"host:9092": servers, 'format("kafka")': f'format("{FORMAT}")', **paths}
+        run_page("kafka.md", 5, replaced, {"pay": pay})
+    printed = capsys.readouterr().out
+    assert printed.count("|     ann|       1|300.0|") == 2
+    assert '{"customer": "ann", "amount": 250}' in printed
+    assert "|     ann|       2|  5.5|" in printed
+    assert "|    1|14.5|" in printed
 
 
 def test_the_page_that_fixes_a_bug(
