@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.lsm.columnar.columns import Indices, as_array
+from nosync.lsm.columnar.columns import Indices, as_array, rows_equal
 from nosync.lsm.columnar.hashing import hash64, is_quick
 from nosync.lsm.columnar.ordering import order_of
 
@@ -60,21 +60,31 @@ def canonical_order(rows: pa.Table) -> Indices:
     """
     hashes = rows.column(HASH64_COLUMN).to_numpy()
     order = order_of(hashes)
-    runs = list(_runs(hashes[order]))
-    contents = rows.drop_columns([HASH64_COLUMN]).take(pa.array(order)) if runs else rows
-    for start, stop in runs:
-        texts = _texts(contents.slice(start, stop - start))
+    ordered = hashes[order]
+    at = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if not len(at):
+        return order
+    contents = rows.drop_columns([HASH64_COLUMN])
+    columns = [_bits(as_array(column)) for column in contents.columns]
+    others = at[~rows_equal(columns, order[at], columns, order[at + 1])]
+    for start, stop in _runs_with(others, ordered):
+        texts = _texts(contents.take(pa.array(order[start:stop])))
         if len(set(texts)) > 1:
             order[start:stop] = order[start:stop][sorted(range(len(texts)), key=texts.__getitem__)]
     return order
 
 
-def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
-    """Returns the (start, stop) of each run of more than one equal value."""
-    same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
-    edges = np.flatnonzero(same[1:] != same[:-1])
-    for start, stop in zip(edges[::2], edges[1::2], strict=True):
-        yield int(start), int(stop) + 1
+def _bits(column: pa.Array) -> pa.Array:
+    """Returns a column of floats as what is stored: 0.0 and -0.0 have one hash, and are not the same row."""
+    types = {pa.float64(): pa.int64(), pa.float32(): pa.int32()}
+    return column.view(types[column.type]) if column.type in types else column
+
+
+def _runs_with(places: Indices, ordered: Indices) -> Iterator[tuple[int, int]]:
+    """Yields the (start, stop) of each run of equal values that has one of the places."""
+    values = np.unique(ordered[places])
+    starts, stops = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    yield from zip(starts.tolist(), stops.tolist(), strict=True)
 
 
 def _texts(rows: pa.Table) -> list[str]:
