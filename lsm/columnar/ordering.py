@@ -83,17 +83,12 @@ def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: S
     same_key[at] = keys_equal(keys, order[at], keys, order[at + 1])
 
 
-def _order_of_numbers(run_of: Indices, keys: Sequence[pa.Array], rows: Indices) -> Indices | None:
-    """Returns the stable order of rows by (run, key) where one integer says both. None: it does not, as where keys are
-    texts, or too far from each other.
+def order_of_columns(*columns: Indices) -> Indices | None:
+    """Returns the stable order of rows by integers, those of the first column first, where one number has room for all
+    of a row. None: it has not.
     """
-    number, bits = run_of - run_of[0], int(run_of[-1] - run_of[0]).bit_length()
-    for key in keys:
-        values = _integers(key, rows)
-        if values is None:
-            return None
-        if (values[1:] == values[:-1])[run_of[1:] == run_of[:-1]].all():
-            continue  # it is the same in all of a run
+    number, bits = np.zeros(len(columns[0]), dtype=np.int64), 0
+    for values in columns if len(number) else ():
         least = int(values.min())
         width = (int(values.max()) - least).bit_length()
         bits += width
@@ -104,6 +99,18 @@ def _order_of_numbers(run_of: Indices, keys: Sequence[pa.Array], rows: Indices) 
     if bits + place > _MOST_BITS:
         return np.argsort(number, kind="stable")
     return np.sort((number << place) | np.arange(len(number))) & ((1 << place) - 1)
+
+
+def _order_of_numbers(run_of: Indices, keys: Sequence[pa.Array], rows: Indices) -> Indices | None:
+    """Returns the stable order of rows by (run, key). None: keys are no integers or times, or too far from each other."""
+    columns, is_of_run = [run_of], run_of[1:] == run_of[:-1]
+    for key in keys:
+        values = _integers(key, rows)
+        if values is None:
+            return None
+        if not (values[1:] == values[:-1])[is_of_run].all():  # else it is the same in all of a run
+            columns.append(values)
+    return order_of_columns(*columns)
 
 
 def _integers(key: pa.Array, rows: Indices) -> Indices | None:

@@ -45,6 +45,9 @@ from nosync.lsm.trace.change_feed import (
     with_change_columns,
 )
 
+_MOST = (1 << 63) - 1
+_STEPS = 32
+
 
 class Trace:
     """A contiguous sequence of open layers, oldest first. Immutable; cheap to make from open layers.
@@ -178,9 +181,9 @@ class Trace:
         sorted_keys = [take(key, order) for key in keys]
         open_ = np.ones(n, dtype=np.bool_)
         hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
-        for layer in reversed(self.layers):
-            if not open_.any() or layer.id.description.lower > as_of or not layer.info.rows:
-                continue
+        for layer in reversed(self._layers_until(as_of)):
+            if not open_.any():
+                break
             latest = self._until(layer, as_of)
             check_time = layer.last_time > latest
             for block in layer.blocks_with(sorted_hashes[open_]):
@@ -196,6 +199,10 @@ class Trace:
                     hits.append((block, rows, probes))
         return self._gather(hits, order, n)
 
+    def _layers_until(self, as_of: Time) -> list[LayerReader]:
+        """Returns the layers that may have rows as of a time, oldest first."""
+        return [layer for layer in self.layers if layer.id.description.lower <= as_of and layer.info.rows]
+
     def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
         """Returns the live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows
         are hashed by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in
@@ -204,17 +211,10 @@ class Trace:
         self._check_exact(as_of)
         order, wanted = sort_hashes(hashes)
         batches, row_hashes, dead = [], [], []
-        for layer in self.layers:
-            if not len(wanted) or layer.id.description.lower > as_of or not layer.info.rows:
-                continue
+        for layer in self._layers_until(as_of):
             for block in layer.blocks_with(wanted):
-                low, high = (
-                    np.searchsorted(block.hashes, wanted, "left"),
-                    np.searchsorted(block.hashes, wanted, "right"),
-                )
-                counts = high - low
-                rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-                same = keys_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
+                rows, asked = _rows_of(block, wanted)
+                same = keys_equal(block.keys[: len(prefix)], rows, prefix, order[asked])
                 if layer.last_time > self._until(layer, as_of):
                     same &= block.row_times()[rows] <= self._until(layer, as_of)
                 rows = rows[same]
@@ -229,16 +229,31 @@ class Trace:
         newest = by_key[np.append(~next_is_same_key, True)]
         return take_batch(data, newest[~np.concatenate(dead)[newest]])
 
+    def lookup_prefix_above(
+        self, prefix: Sequence[pa.Array], hashes: U32, column: str, above: int, as_of: Time
+    ) -> pa.RecordBatch:
+        """Does what `lookup_prefix` does, for rows whose `column`, a timestamp, is above a number: it is read first."""
+        order, wanted = sort_hashes(hashes)
+        found, of = [], []
+        for layer in self._layers_until(as_of):
+            for block in layer.blocks_with(wanted):
+                if block.may_have(column, above + 1, _MOST):
+                    rows, asked = _rows_of(block, wanted)
+                    at = np.flatnonzero(_between(take(block.data.column(column), rows), above + 1, _MOST))
+                    rows = rows[at][keys_equal(block.keys[: len(prefix)], rows[at], prefix, order[asked[at]])]
+                    found.append(take_batch(block.data.select(list(self.key)), rows))
+                    of.append(block.hashes[rows])
+        return _still_there(self, found, of, column, above + 1, _MOST, as_of)[0]
+
     def rows_where(self, column: str, low: int, high: int, as_of: Time) -> tuple[pa.RecordBatch, U32]:
         """Returns the live rows as of `as_of` with `low <= column <= high` (an integer or timestamp column), and their
         hashes.
 
         Reads that one column of every layer, and nothing else of the rows that it leaves out.
         """
-        nothing = concat_batches([], self.schema)
         found, hashes = [], []
-        for layer in self.layers:
-            if layer.id.description.lower > as_of or not layer.info.rows or column not in layer.schema.names:
+        for layer in self._layers_until(as_of):
+            if column not in layer.schema.names:
                 continue
             for block in layer.blocks():
                 if not block.may_have(column, low, high):
@@ -249,14 +264,7 @@ class Trace:
                 if len(at):
                     found.append(take_batch(block.data.select(list(self.key)), at))
                     hashes.append(block.hashes[at])
-        if not found:
-            return nothing, np.empty(0, dtype=np.uint32)
-        keys, all_hashes = concat_batches(found, found[0].schema), np.concatenate(hashes)
-        order, next_is_same_key = order_by_key(all_hashes, keys.columns)
-        once = order[np.append(~next_is_same_key, True)]
-        answer = self.lookup([take(key, once) for key in keys.columns], all_hashes[once], as_of)
-        still = np.flatnonzero(_between(answer.data.column(column), low, high))
-        return take_batch(answer.data, still), all_hashes[once][answer.found][still]
+        return _still_there(self, found, hashes, column, low, high, as_of)
 
     def _gather(self, hits: Sequence[tuple[Block, Indices, Indices]], order: Indices, n: int) -> Lookup:
         found: Bools = np.zeros(n, dtype=np.bool_)
@@ -341,6 +349,30 @@ class Trace:
         return with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
 
 
+def _still_there(
+    trace: Trace, keys: Sequence[pa.RecordBatch], hashes: Sequence[U32], column: str, low: int, high: int, as_of: Time
+) -> tuple[pa.RecordBatch, U32]:
+    """Returns the rows of some keys, each of which may be given several times, that are live with `low <= column <= high`
+    as of `as_of`, and their hashes.
+    """
+    if not keys:
+        return concat_batches([], trace.schema), np.empty(0, dtype=np.uint32)
+    given, all_hashes = concat_batches(keys, keys[0].schema), np.concatenate(hashes)
+    order, next_is_same_key = order_by_key(all_hashes, given.columns)
+    once = order[np.append(~next_is_same_key, True)[: len(order)]]
+    answer = trace.lookup([take(key, once) for key in given.columns], all_hashes[once], as_of)
+    still = np.flatnonzero(_between(answer.data.column(column), low, high))
+    return take_batch(answer.data, still), all_hashes[once][answer.found][still]
+
+
+def _rows_of(block: Block, wanted: U32) -> tuple[Indices, Indices]:
+    """Returns the rows of a block that have one of the hashes, which are in order, and for each the place of its hash."""
+    low, high = np.searchsorted(block.hashes, wanted, "left"), np.searchsorted(block.hashes, wanted, "right")
+    counts = high - low
+    rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return rows, np.repeat(np.arange(len(wanted)), counts)
+
+
 def _between(column: pa.Array, low: int, high: int) -> Bools:
     values = column.view(pa.int64())
     if column.null_count:
@@ -361,13 +393,20 @@ def _probe(
     the probe.
 
     Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
-    collide or the row is too new.
+    collide or the row is too new. Where many rows have a hash, as those of a side of a join, all of them are compared.
     """
     at = block.last_at_most(np.take(hashes, probes))
     found_rows, found_probes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    while len(probes):
+    for step in itertools.count():
         same = np.flatnonzero((at >= 0) & (np.take(block.hashes, at, mode="clip") == np.take(hashes, probes)))
         probes, at = np.take(probes, same), np.take(at, same)
+        if not len(probes):
+            break
+        if step == _STEPS:
+            rows, probes = _matched(block, hashes, probes, keys, as_of)
+            found_rows.append(rows)
+            found_probes.append(probes)
+            break
         match = keys_equal(block.keys, at, keys, probes)
         if as_of is not None:
             match &= block.row_times()[at] <= as_of
@@ -376,3 +415,23 @@ def _probe(
         found_probes.append(np.take(probes, hit))
         probes, at = np.take(probes, miss), np.take(at, miss) - 1
     return np.concatenate(found_rows), np.concatenate(found_probes)
+
+
+def _matched(
+    block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], as_of: Time | None
+) -> tuple[Indices, Indices]:
+    """Does what `_probe` does, in the time of sorting all rows that have one of the hashes."""
+    rows, _ = _rows_of(block, np.unique(hashes[probes]))
+    if as_of is not None:
+        rows = rows[block.row_times()[rows] <= as_of]
+    both = [
+        pa.concat_arrays([take(mine, rows), take(asked, probes)]) for mine, asked in zip(block.keys, keys, strict=True)
+    ]
+    order, same_key = order_by_key(np.concatenate([block.hashes[rows], hashes[probes]]), both)
+    key_of = np.empty(len(order), dtype=np.int64)
+    key_of[order] = np.cumsum(np.append(False, ~same_key))
+    row_of_key = np.full(len(order), -1, dtype=np.int64)
+    row_of_key[key_of[: len(rows)]] = rows  # of several the last one stays, which is the newest
+    found = row_of_key[key_of[len(rows) :]]
+    hit = np.flatnonzero(found >= 0)
+    return found[hit], probes[hit]

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import as_array
+from nosync.lsm.columnar.ordering import order_of_columns
 from nosync.lsm.errors import FlowError
 
 START, END = "window_start", "window_end"
@@ -248,12 +249,10 @@ def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Ti
     Takes intervals in any order. Returns for each interval the number of its session, and for each session its
     group, start and end; sessions are in order of (group, start).
     """
-    order = np.lexsort((ends, starts, group))
+    order = order_of_columns(group, starts)
+    order = np.lexsort((starts, group)) if order is None else order
     g, s, e = group[order], starts[order], ends[order]
-    # The furthest end so far within the group: a running maximum over (group, rank of end).
-    ranked = np.unique(e)
-    reach = np.maximum.accumulate(g * (len(ranked) + 1) + np.searchsorted(ranked, e))
-    furthest = ranked[reach[:-1] % (len(ranked) + 1)] if len(e) > 1 else e[:0]
+    furthest = _furthest(g, e)[:-1]
     begins = np.ones(len(g), dtype=np.bool_)
     begins[1:] = (g[1:] != g[:-1]) | (s[1:] > furthest)
     number = np.cumsum(begins) - 1
@@ -262,6 +261,22 @@ def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Ti
     session_of = np.empty(len(g), dtype=np.int64)
     session_of[order] = number
     return session_of, g[first], s[first], session_ends
+
+
+def _furthest(group: Times, ends: Times) -> Times:
+    """Returns the largest end so far within each group. Groups are small numbers, in order."""
+    if not len(ends):
+        return ends
+    # A running maximum over (group, end), in one number where there is room for both.
+    least = int(ends.min())
+    width = (int(ends.max()) - least).bit_length()
+    if width + int(group[-1]).bit_length() < 63:
+        furthest: Times = np.maximum.accumulate((group << width) | (ends - least)) & ((1 << width) - 1)
+        return furthest + least
+    ranked = np.unique(ends)
+    reach = np.maximum.accumulate(group * (len(ranked) + 1) + np.searchsorted(ranked, ends))
+    by_rank: Times = ranked[reach % (len(ranked) + 1)]
+    return by_rank
 
 
 def to_time(values: Times, type_: pa.DataType) -> pa.Array:

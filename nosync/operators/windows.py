@@ -199,9 +199,7 @@ def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
     old = as_batch(stage.schema.empty_table())
     old_group = np.empty(0, dtype=np.int64)
     if trace.layers:
-        old = trace.lookup_prefix(keys, key_hashes, given.before)
-        is_open = ~closed(pa.Table.from_batches([old]), given.late_us)
-        old = take_batch(old, np.flatnonzero(is_open))
+        old = trace.lookup_prefix_above(keys, key_hashes, END, given.late_us, given.before)
         old_keys = [old.column(name) for name in key]
         old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
     starts = [times_us(table.column(START))[0] for table in (rows, old)]
