@@ -5,9 +5,11 @@ The bucket is a directory, so what is measured is nosync's own work; a network's
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 import nosync
+from bench.flink import run_flink
 from bench.harness import Result, Samples, timed
 from nosync.lsm.node.node import Node
 from nosync.replication.remote.bucket import Bucket, ObjectInfo, UnavailableError
@@ -29,6 +32,8 @@ ROWS = 2_000
 FLUSH_S = 1.0
 LOOKED_UP = 10
 SLOW_S = 0.5
+FLINK_PAD_BYTES, FLINK_BYTES_A_KEY = 128, 125
+"""The second is about what a key takes in a savepoint."""
 
 
 class Counting:
@@ -85,6 +90,8 @@ def run(scale: str) -> Iterator[Result]:
         yield from _after_a_loss(Path(temporary), megabytes)
     sizes = {"short": (50, 200), "normal": (250, 1_000, 4_000), "full": (1_000, 10_000, 20_000)}[scale]
     yield from _first_outputs(sizes)
+    if scale != "short":  # Flink's own start takes longer than a short run may
+        yield from _beside_flink(megabytes=(250, 500))
 
 
 def _while_running(root: Path, epochs: int) -> Iterator[Result]:
@@ -207,6 +214,7 @@ def _lost_state(root: Path, megabytes: int) -> tuple[str, int]:
 def _first_output(target: Path, url: str, rows: int, *, lazy: bool) -> tuple[float, int]:
     """Returns how long it takes from nothing to an epoch that is sealed, and how many bytes were fetched by then."""
     keys = pa.table({"k": np.random.default_rng(1).integers(0, rows, LOOKED_UP)})
+    _forget(Path(urllib.parse.urlparse(url).path))
     begin = time.perf_counter()
     report = restore(open_bucket(url, to_read=True), target, lazy=lazy)
     with nosync.open(target) as store:
@@ -219,3 +227,27 @@ def _first_output(target: Path, url: str, rows: int, *, lazy: bool) -> tuple[flo
         env = store.directory.env
         fetched = report.fetched_bytes + (env.fetcher.bytes if isinstance(env, StubEnv) else 0)
     return seconds, fetched
+
+
+def _forget(bucket: Path) -> None:
+    """Lets the system forget the contents of a bucket's files: small ones would still be in memory, and large ones not."""
+    for path in bucket.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _beside_flink(megabytes: Sequence[int]) -> Iterator[Result]:
+    """Has Flink begin again from savepoints of about these sizes, which are on this machine's disk as well."""
+    for size in megabytes:
+        keys = size * 1_000_000 // FLINK_BYTES_A_KEY
+        found = run_flink("flink_restore.py", {"keys": keys, "pad_bytes": FLINK_PAD_BYTES, "rows_per_s": 1_000})
+        with tempfile.TemporaryDirectory(dir=".") as temporary:
+            url, rows = _lost_state(Path(temporary), round(found["state_bytes"] / 1e6))
+            ours_s, _ = _first_output(Path(temporary) / "lazy", url, rows, lazy=True)
+        yield Result(
+            f"first epoch after a loss of {found['state_bytes'] / 1e9:.2f} GB, lazy", "nosync", ours_s, "s",
+            f"Flink {found['version']}: tasks run from a native savepoint", found["seconds"], ours_s / found["seconds"],
+            settings={"MB": round(found["state_bytes"] / 1e6), "keys in Flink": keys},
+        )  # fmt: skip

@@ -21,7 +21,8 @@ PATIENCE_S = 240.0
 ON_THE_WAY = ("RUNNING", "FINISHED")
 
 
-def submit(about: dict[str, Any]) -> None:
+def submit(about: dict[str, Any]) -> Any:
+    """Starts the job, and returns what it gives."""
     env = table_environment(about)
     last = about["keys"] - 1
     for name, options in (
@@ -38,7 +39,7 @@ def submit(about: dict[str, Any]) -> None:
     )
     pad = f"RPAD({digest}, {about['pad_bytes']}, CAST(id AS STRING))"
     rows = f"SELECT id, {pad} AS pad FROM first UNION ALL SELECT id, {pad} AS pad FROM more"
-    env.execute_sql(f"INSERT INTO sums SELECT id, COUNT(*), SUM(id), MAX(pad) FROM ({rows}) GROUP BY id")
+    return env.execute_sql(f"INSERT INTO sums SELECT id, COUNT(*), SUM(id), MAX(pad) FROM ({rows}) GROUP BY id")
 
 
 def _field(kind: str, low: str, high: str, last: int) -> str:
@@ -48,8 +49,8 @@ def _field(kind: str, low: str, high: str, last: int) -> str:
 class Job:
     """Shows the only job of a cluster, as its REST interface has it."""
 
-    def __init__(self, host: str) -> None:
-        self._url = f"http://{host}:8081/jobs"
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/jobs"
         self._id = self._get("")["jobs"][0]["id"]
 
     def _get(self, path: str) -> dict[str, Any]:
@@ -70,8 +71,12 @@ class Job:
     def runs_again(self, restored_before: int) -> bool:
         if self.checkpoints()["counts"]["restored"] == restored_before:
             return False
+        return self.runs()
+
+    def runs(self) -> bool:
+        """Returns whether all tasks have their state, and run."""
         vertices = self._get(f"/{self._id}")["vertices"]
-        return all(
+        return bool(vertices) and all(
             sum(vertex["tasks"].get(state, 0) for state in ON_THE_WAY) == vertex["parallelism"] for vertex in vertices
         )
 
@@ -89,7 +94,7 @@ def wait_for(condition: Any) -> float:
 def main() -> None:
     about = json.loads(sys.argv[1])
     submit(about)
-    job = Job(about["rest"])
+    job = Job(f"{about['rest']}:8081")
     loaded_s = wait_for(job.is_loaded)
     counts = job.checkpoints()
     state_bytes = counts["latest"]["completed"]["state_size"]

@@ -6,7 +6,8 @@ Nothing is copied until rows are taken out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ from nosync.lsm.platform.env import Env, Have, Identity, is_foreign, storage_err
 
 ROWS_OF_A_LOOKUP = 4
 """An index is made when one lookup is for a hash in so many rows: making it takes less than it saves."""
+BLOCKS_AT_ONCE = 8
+"""Blocks of a file that is elsewhere which are asked for together, where all are read in order."""
 _BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN)
 
 
@@ -109,8 +112,8 @@ class LayerReader:
         is_validated: bool = False,
         have: Have | None = None,
     ) -> None:
-        """`have`: gets blocks that are not there before they are read (None: all are)."""
-        self._opened, self.is_validated, self._have_range = opened, is_validated, have
+        """`have`: gets ranges that are not there before they are read (None: all are)."""
+        self._opened, self.is_validated, self._have_ranges = opened, is_validated, have
         self.path = path
         self.identity = identity
         self.size_bytes = size_bytes
@@ -187,17 +190,16 @@ class LayerReader:
         """Raises CorruptionError where the block's bytes were changed."""
         block = self._blocks.get(index)
         if block is None:
-            self._have(index)
+            self._have([index])
             verify_block(self._opened, index, str(self.path))
             block = Block(self._batch(index), self._times, self.info.key)
             self._blocks[index] = block
         return block
 
-    def _have(self, index: int) -> None:
-        if self._have_range is not None:
-            blocks = self.info.blocks
-            begin = blocks[index - 1].end if index else 0
-            self._have_range(HEAD_BYTES + begin, HEAD_BYTES + blocks[index].end)
+    def _have(self, indices: Sequence[int]) -> None:
+        if self._have_ranges is not None:
+            ends = [0, *(block.end for block in self.info.blocks)]
+            self._have_ranges([(HEAD_BYTES + ends[i], HEAD_BYTES + ends[i + 1]) for i in indices])
 
     def _batch(self, index: int) -> pa.RecordBatch:
         if self.is_validated:
@@ -205,19 +207,31 @@ class LayerReader:
         return read_checked(self._opened, self._file, index, str(self.path))
 
     def blocks(self) -> Iterator[Block]:
-        return (self.block(i) for i in range(self.block_count))
+        for i in range(self.block_count):
+            if i % BLOCKS_AT_ONCE == 0:
+                self._have([j for j in range(i, min(i + BLOCKS_AT_ONCE, self.block_count)) if j not in self._blocks])
+            yield self.block(i)
 
     def blocks_with(self, wanted: U32) -> Iterator[Block]:
         """Yields the blocks that may hold one of these hashes, which are in order. No other block is touched."""
-        for i, block in enumerate(self.info.blocks[:-1]):
-            at = int(np.searchsorted(wanted, block.first_hash))
-            if at < len(wanted) and wanted[at] <= block.last_hash:
-                yield self.block(i)
+        first, last = self._hash_ranges
+        at = np.searchsorted(wanted, first)
+        has = np.append(wanted, np.uint32(0))[at] <= last
+        found = np.flatnonzero(has & (at < len(wanted))).tolist()
+        self._have([i for i in found if i not in self._blocks])  # all at once: each may be a request
+        return (self.block(i) for i in found)
+
+    @cached_property
+    def _hash_ranges(self) -> tuple[U32, U32]:
+        """The first and the last hash of each block."""
+        blocks = self.info.blocks[:-1]
+        first, last = ([block.first_hash for block in blocks], [block.last_hash for block in blocks])
+        return np.array(first, dtype=np.uint32), np.array(last, dtype=np.uint32)
 
     def verify(self, progress: Callable[[], object] = lambda: None) -> None:
         """Reads every byte. Raises CorruptionError for the first block that does not match, or is not valid Arrow."""
         for i in range(len(self.info.blocks)):
-            self._have(i)
+            self._have([i])
             verify_block(self._opened, i, str(self.path))
             progress()
         for i in range(self.block_count):

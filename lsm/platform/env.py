@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -191,7 +191,7 @@ class Identity(NamedTuple):
     size_bytes: int
 
 
-Have = Callable[[int, int], None]
+Have = Callable[[Sequence[tuple[int, int]]], None]
 
 
 class Stub(NamedTuple):
@@ -245,7 +245,7 @@ class Env:
                 return file.read_buffer()
 
     def map_in_parts(self, path: Path) -> tuple[pa.Buffer, Have | None]:
-        """Returns what `map` does, for who calls the other one with each range `[begin, end)` before it is read there.
+        """Returns what `map` does, for who calls the other one with ranges `[begin, end)` before they are read there.
         None: all of it is here.
         """
         return self.map(path), None

@@ -17,7 +17,8 @@ from nosync.replication.remote.pack import Placed
 _GAP_BYTES = 256 << 10
 """What lies between two files of a pack is fetched too where it is less: a request costs more."""
 _MOST_AT_ONCE = 16 << 20
-_THREADS = 8
+THREADS = 8
+"""Requests at once."""
 
 Take = Callable[[Placed, pa.Buffer], None]
 TakeLarge = Callable[[Placed, Iterator[bytes]], None]
@@ -126,7 +127,7 @@ def fetch_all(
     raises that fails.
     """
     pieces = sorted(pieces_of(wanted), key=lambda piece: -piece.size_bytes)
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="nosync-fetch") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="nosync-fetch") as pool:
         running = {pool.submit(fetcher.fetch, piece, take, take_large): piece for piece in pieces}
         try:
             for done in as_completed(running):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow as pa
 from nosync.lsm.layers.format import HEAD_BYTES, opened_from
 from nosync.lsm.platform.env import opened_regular, storage_errors
 from nosync.replication.remote.bucket import MissingObjectError
-from nosync.replication.remote.fetch import Fetcher
+from nosync.replication.remote.fetch import THREADS, Fetcher
 from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
 
@@ -52,25 +53,22 @@ class PartialFile:
         if self._buffer is None:
             size = self.placed.version.size_bytes
             begin = max(0, size - _END_BYTES)
-            self.have(0, min(size, HEAD_BYTES + 8))
-            self.have(begin, size)
+            self.have([(0, min(size, HEAD_BYTES + 8)), (begin, size)])
             while (needed := opened_from(os.pread(self._fd, size - begin, begin), size)) < begin:
                 begin = needed
-                self.have(begin, size)
-            self.have(max(0, needed), size)
+                self.have([(begin, size)])
+            self.have([(max(0, needed), size)])
             with pa.memory_map(f"/proc/self/fd/{self._fd}") as file:
                 self._buffer = file.read_buffer()
         return self._buffer
 
-    def have(self, begin: int, end: int) -> None:
-        """Fetches what is missing of a range: of the file where all of it came meanwhile, else by ranges of the parts that
-        it lies in.
+    def have(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetches what is missing of ranges: of the file where all of it came meanwhile, else by ranges of the parts that
+        they lie in, several at once.
         """
         with self._lock:
-            for gap_begin, gap_end in list(self._missing(begin, end)):
-                if not self._copy(gap_begin, gap_end):
-                    self._fetch(gap_begin, gap_end)
-            self._here = _joined([*self._here, (begin, end)])
+            self._fetch([gap for one in ranges for gap in self._missing(*one) if not self._copy(*gap)])
+            self._here = _joined([*self._here, *ranges])
 
     def _copy(self, begin: int, end: int) -> bool:
         """Takes a range of the whole file. False: it is not here."""
@@ -85,17 +83,26 @@ class PartialFile:
             return False
         return True
 
-    def _fetch(self, begin: int, end: int) -> None:
+    def _fetch(self, gaps: Sequence[tuple[int, int]]) -> None:
         try:
-            self._fetch_parts(begin, end)
+            self._fetch_at_once(gaps)
         except MissingObjectError as error:
             moved = self._moved(error)
             if moved is None or moved.version != self.placed.version:
-                if self._copy(begin, end):
+                if all(self._copy(*gap) for gap in gaps):
                     return
                 raise
             self.placed = moved
-            self._fetch_parts(begin, end)
+            self._fetch_at_once(gaps)
+
+    def _fetch_at_once(self, gaps: Sequence[tuple[int, int]]) -> None:
+        if len(gaps) < 2:  # without threads
+            for gap in gaps:
+                self._fetch_parts(*gap)
+            return
+        with ThreadPoolExecutor(min(THREADS, len(gaps)), thread_name_prefix="nosync-fetch") as pool:
+            for _ in pool.map(lambda gap: self._fetch_parts(*gap), gaps):
+                pass
 
     def _fetch_parts(self, begin: int, end: int) -> None:
         part_bytes = self.placed.place.part_bytes

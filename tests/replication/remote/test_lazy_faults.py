@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,44 @@ def test_a_forked_process_does_not_hang(lazy: Lazy) -> None:
     env._pid = -1
     with pytest.raises(RemoteError, match="forked"):
         env.map(lazy.target / ONE)
+
+
+class AtOnce:
+    """A bucket that counts how many ranges are asked for at the same time. Each waits for another one, if one comes."""
+
+    def __init__(self, bucket: SimulatedBucket) -> None:
+        self._bucket, self._lock = bucket, threading.Lock()
+        self.running, self.most, self.ranges = 0, 0, 0
+        self._two = threading.Event()
+
+    def get_range(self, name: str, begin: int, end: int) -> bytes:
+        with self._lock:
+            self.running, self.ranges = self.running + 1, self.ranges + 1
+            self.most = max(self.most, self.running)
+            if self.running > 1:
+                self._two.set()
+        self._two.wait(0.2)
+        try:
+            return self._bucket.get_range(name, begin, end)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+
+@pytest.mark.parametrize("reads", ["lookup", "read"])
+def test_blocks_are_asked_for_at_once(lazy: Lazy, reads: str) -> None:
+    bucket = AtOnce(lazy.bucket)
+    settings = replace(SMALL_BLOCKS, background=False)
+    with open_directory(lazy.target, settings=settings, env=StubEnv(lazy.target, bucket)) as store:  # type: ignore[arg-type]
+        if reads == "read":
+            assert rows_of(store, "big") == rows_of(lazy.store, "big")
+        else:
+            keys = pa.table({"k": [f"1-{i}" for i in range(0, 10_000, 500)]})
+            assert store.lookup("big", keys).num_rows == 20
+            before = bucket.ranges
+            assert store.lookup("big", keys).num_rows == 20
+            assert bucket.ranges == before, "they are here"
+    assert bucket.most > 1
