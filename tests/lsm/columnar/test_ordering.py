@@ -56,8 +56,8 @@ def test_rows_of_one_hash_are_in_order_of_their_keys(data: st.DataObject) -> Non
     keys = []
     for i, name in enumerate(names):
         type_ = KEYS[name][0]
-        column = pa.array([row[i + 1] for row in rows], pa.int32() if name == "day" else None if rows else type_)
-        keys.append(column.cast(type_))
+        numbers = {"time": pa.int64(), "day": pa.int32()}.get(name, type_)
+        keys.append(pa.array([row[i + 1] for row in rows], numbers).cast(type_))
     order, same_key = order_by_key(np.array([row[0] for row in rows], dtype=np.uint32), keys)
 
     def place(i: int) -> tuple[Any, ...]:
