@@ -198,8 +198,11 @@ class LayerReader:
 
     def _have(self, indices: Sequence[int]) -> None:
         if self._have_ranges is not None:
-            ends = [0, *(block.end for block in self.info.blocks)]
-            self._have_ranges([(HEAD_BYTES + ends[i], HEAD_BYTES + ends[i + 1]) for i in indices])
+            blocks = self.info.blocks
+            begins = [blocks[i - 1].end if i else 0 for i in indices]
+            self._have_ranges(
+                [(HEAD_BYTES + begin, HEAD_BYTES + blocks[i].end) for begin, i in zip(begins, indices, strict=True)]
+            )
 
     def _batch(self, index: int) -> pa.RecordBatch:
         if self.is_validated:
