@@ -20,15 +20,18 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     """Returns the keys whose rows differ: the key's columns, `_diff`, then each value column as `<column>_a` and
     `<column>_b`.
 
-    Both tables hold each key once. Columns that only one side has are left out. A column that has the name of another
-    one gets underscores. Raises InvalidInputError without a key, SchemaError where a column has two types.
+    Both tables hold each key once. Columns that only one side has are left out. Numbers of two types are compared, and
+    returned, as the one that holds both. A column that has the name of another one gets underscores. Raises
+    InvalidInputError without a key, SchemaError where a column has two types.
     """
     if not key:
         raise InvalidInputError(f"{whose} is a log, whose rows have no key to compare by")
     values = [name for name in a.column_names if name in b.column_names and name not in key]
     for name in (*key, *values):
         types = [table.schema.field(name).type for table in (a, b)]
-        if types[0] != types[1]:
+        if all(map(is_number, types)) and name not in key:
+            a, b = (_as_common_number(table, name, types) for table in (a, b))
+        elif types[0] != types[1]:
             raise SchemaError(
                 f"{whose}: column {name!r} is {types[0]} on one side and {types[1]} on the other: cast one before comparing"
             )
@@ -54,6 +57,22 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
         columns[_free(f"{name}_a", columns)] = left.column(name).take(pa.array(rows_a.to_numpy(), mask=~in_a))
         columns[_free(f"{name}_b", columns)] = right.column(name).take(pa.array(rows_b, mask=~in_b))
     return pa.table(columns)
+
+
+def is_number(type_: pa.DataType) -> bool:
+    """Returns whether values of a type can be subtracted."""
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))
+
+
+def _as_common_number(table: pa.Table, name: str, types: Sequence[pa.DataType]) -> pa.Table:
+    """Returns a table whose column has the type that holds the numbers of all these types; a double may round them."""
+    fields = [pa.schema([pa.field(name, type_)]) for type_ in types]
+    try:
+        common = pa.unify_schemas(fields, promote_options="permissive").field(name).type
+        column = table.column(name).cast(common)
+    except pa.ArrowException:  # such as whole numbers of more than 53 bits beside a double
+        column = table.column(name).cast(pa.float64(), safe=False)
+    return table.set_column(table.schema.get_field_index(name), name, column)
 
 
 def _free(name: str, taken: Collection[str]) -> str:

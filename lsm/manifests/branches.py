@@ -28,6 +28,10 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.parsing import parsed
 
 MAIN = "main"
+CREATE, CREATE_REPLACING = "create", "create_replacing"
+"""What entries do that make a branch. The second has stages that replace what was before: a version that does not know
+that would read both together, so it has to refuse the entry.
+"""
 MOST_BRANCHES = 1000
 """So many a store has at most: looking at each of them takes time on every start."""
 
@@ -47,6 +51,8 @@ class Timeline:
     """
     anew: tuple[str, ...] = ()
     """Those of the changed stages that begin anew with the timeline's first epoch, from all rows that are there."""
+    replaced: tuple[str, ...] = ()
+    """Those of them with another key or other columns: they are made of their own layers alone."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +160,14 @@ class Refs:
             check_name(entry["line"], "timeline name")
             pack(entry["at"])
         name = entry["name"]
-        if entry["do"] == "create":
+        if entry["do"] in (CREATE, CREATE_REPLACING):
             timeline = entry["line"]
             if name in names or timeline in timelines or entry["parent"] not in timelines:
                 raise ValueError(f"branch {name!r} or its timeline {timeline!r} is there already, or its parent is not")
             own_states = bool(entry.get("own_states"))
-            anew = tuple(entry.get("anew", ()))
+            anew, replaced = tuple(entry.get("anew", ())), tuple(entry.get("replaced", ()))
             timelines[timeline] = Timeline(
-                timeline, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states, anew
+                timeline, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states, anew, replaced
             )
             names[name] = timeline
         elif entry["do"] == "rewind":
@@ -191,14 +197,14 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     """Names become directories, and entries come from other nodes too. Raises KeyError, TypeError or ValueError."""
     do = entry["do"]
     check_name(entry["name"], "branch name")
-    if do not in ("create", "delete", "promote", "rewind"):
-        raise ValueError(f"{do!r} is none of create, delete, promote and rewind")
-    if do in ("create", "rewind"):
+    if do not in (CREATE, CREATE_REPLACING, "delete", "promote", "rewind"):
+        raise ValueError(f"{do!r} is none of {CREATE}, {CREATE_REPLACING}, delete, promote and rewind")
+    if do in (CREATE, CREATE_REPLACING, "rewind"):
         check_name(entry["line"], "timeline name")
         check_name(entry["parent"], "timeline name")
         pack(entry["at"])
-    if do == "create":
-        for stage in (*entry["changed"], *entry.get("anew", ())):
+    if do in (CREATE, CREATE_REPLACING):
+        for stage in (*entry["changed"], *entry.get("anew", ()), *entry.get("replaced", ())):
             check_name(stage, "stage name")
     if do in ("promote", "rewind") and entry["keep_as"]:
         check_name(entry["keep_as"], "branch name")
@@ -264,7 +270,13 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
 
 
 def creation(
-    refs: Refs, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()
+    refs: Refs,
+    name: str,
+    parent: str,
+    at: int,
+    changed: Iterable[str],
+    anew: Iterable[str] = (),
+    replaced: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Returns the entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
     check_name(name, "branch name")
@@ -274,8 +286,8 @@ def creation(
         )
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
-    timeline = f"{name[:48]}-{refs.entries + 1}"
+    timeline, replaces = f"{name[:48]}-{refs.entries + 1}", sorted(replaced)
     return {
-        "do": "create", "name": name, "line": timeline, "parent": parent, "at": at, "changed": sorted(changed),
-        "own_states": True, "anew": sorted(anew),
+        "do": CREATE_REPLACING if replaces else CREATE, "name": name, "line": timeline, "parent": parent, "at": at,
+        "changed": sorted(changed), "own_states": True, "anew": sorted(anew), **({"replaced": replaces} if replaces else {}),
     }  # fmt: skip

@@ -51,7 +51,7 @@ class Known:
         parent = self.logs[before[-1]] if before else None
         histories = Histories()
         if parent is not None and timeline.at is not None:
-            histories = self.histories[parent.timeline].until(timeline.at)
+            histories = self.histories[parent.timeline].until(timeline.at, timeline.replaced)
         self.logs[timeline.id] = ManifestLog(timeline.id, self._root, self._env, parent, timeline.at)
         self.histories[timeline.id] = histories
 

@@ -194,6 +194,8 @@ class Histories:
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
+        self._replaced: frozenset[str] = frozenset()
+        self._fork = Time(0)
 
     def add(self, at: Time, listed: Iterable[tuple[TraceId, Time]]) -> None:
         """Learns what manifests list from a time on: traces, and where they begin."""
@@ -211,7 +213,8 @@ class Histories:
                 # Where it says, for the manifest of its first epoch may be lost, and what was before must not reach beyond that.
                 begins = max(spans[-1].lower if is_there else spans[-1].upper, min(at, origin))
                 spans[-1] = replace(spans[-1], upper=min(spans[-1].upper, begins))
-            spans.append(Span(fingerprint, count, begins))
+            replaces = stage in self._replaced and all(span.lower < self._fork for span in spans)
+            spans.append(Span(fingerprint, count, begins, replaces=replaces))
         for stage, spans in self._spans.items():
             # A stage that was dropped ends here, and may come back. Where the caller places keys, an epoch lists what it has.
             if stage not in seen and spans[-1].shard_count and spans[-1].lower < at < spans[-1].upper:
@@ -220,9 +223,12 @@ class Histories:
     def of(self, stage: str) -> History:
         return tuple(self._spans.get(stage, ()))
 
-    def until(self, t: int) -> Histories:
-        """Returns the histories up to an epoch, where a branch begins."""
+    def until(self, t: int, replaced: Iterable[str] = ()) -> Histories:
+        """Returns the histories up to an epoch, where a branch begins. `replaced`: stages whose layers there replace what
+        was before.
+        """
         end, found = pack(t + 1), Histories()
+        found._replaced, found._fork = frozenset(replaced), end
         for stage, spans in self._spans.items():
             kept = [replace(s, upper=END_OF_TIME) if s.upper >= end else s for s in spans if s.lower < end]
             if kept:

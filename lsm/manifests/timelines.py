@@ -182,7 +182,15 @@ class Timelines:
         self._known.refs = append(self._root, self.refs, entry, self._env)
         self._known.branches_changed()
 
-    def create(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> Timeline:
+    def create(
+        self,
+        name: str,
+        parent: str,
+        at: int,
+        changed: Iterable[str],
+        anew: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> Timeline:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         with self._lock:
             timeline = self.refs.timeline_of(parent)
@@ -190,7 +198,7 @@ class Timelines:
                 raise InvalidInputError(
                     f"cannot branch {parent} at {at}: it is not a sealed epoch; the newest is {self.last_sealed(parent)}"
                 )
-            entry = creation(self.refs, name, timeline.id, at, changed, anew)
+            entry = creation(self.refs, name, timeline.id, at, changed, anew, replaced)
             self._append(entry)
             made = self.refs.timelines[entry["line"]]
             self._known.begin(made)

@@ -217,8 +217,18 @@ class StoreBackend(Protocol):
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
-        """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
+    def create_branch(
+        self,
+        name: str,
+        parent: str,
+        at: int,
+        changed: Iterable[str],
+        anew: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> None:
+        """Makes a branch of `parent` at a sealed epoch. Durable when this returns. `changed`: stages with other code;
+        `anew`: those of them that begin anew; `replaced`: those of these of which nothing before counts.
+        """
 
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""

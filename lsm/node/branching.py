@@ -39,10 +39,12 @@ class Branching:
         self._files, self._safe_points, self._compactor = files, safe_points, compactor
         self._merges, self._garbage = merges, garbage
 
-    def create(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str]) -> None:
+    def create(
+        self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str], replaced: Iterable[str]
+    ) -> None:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         self._retention.check_kept(at)
-        self._timelines.create(name, parent, at, changed, anew)
+        self._timelines.create(name, parent, at, changed, anew, replaced)
         self._log_changed()
 
     def rewind(self, t: int, keep_as: str | None) -> None:

@@ -294,8 +294,16 @@ class Node:
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
-        self.parts.branching.create(name, parent, at, changed, anew)
+    def create_branch(
+        self,
+        name: str,
+        parent: str,
+        at: int,
+        changed: Iterable[str],
+        anew: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> None:
+        self.parts.branching.create(name, parent, at, changed, anew, replaced)
 
     def rewind(self, t: int, keep_as: str | None) -> None:
         self.parts.branching.rewind(t, keep_as)

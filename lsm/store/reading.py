@@ -30,8 +30,8 @@ from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
-from nosync.lsm.model.history import View
-from nosync.lsm.model.timestamp import end_of, last_of, pack
+from nosync.lsm.model.history import View, check_not_replaced
+from nosync.lsm.model.timestamp import end_of, epoch_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.stage_views import stage_views
@@ -144,6 +144,7 @@ class StoreReader:
         that expired are left out, for what was made of them stays; with `include_expired` they come as `expire`.
         """
         after, until = self.range_of(after, until, branch)
+        check_not_replaced(self._timelines().histories(branch).get(stage, ()), after, until, f"stage {stage}")
         traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
         begun = [t for t in traces if t.layers] or traces[:1]
         tables = [t.changes(last_of(after), last_of(until)) for t in begun]
@@ -164,13 +165,27 @@ class StoreReader:
         if as_of is None:
             as_of = min(self._as_of(None, a), self._as_of(None, b))
         as_of = self._as_of(as_of, a)
-        key = self.key(stage, as_of, branch=a)
+        keys = [self.key(stage, as_of, branch=branch) for branch in (a, b)]
+        key = keys[0] or keys[1]
+        if keys[0] != keys[1] and all(keys):
+            raise SchemaError(
+                f"stage {stage} has key ({', '.join(keys[0])}) on {a} and ({', '.join(keys[1])}) on {b}: rows cannot be matched"
+            )
         schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
         hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
         tables = [
             self.read(stage, as_of, columns=[*schema.names, *hidden], branch=branch)
             for schema, branch in zip(schemas, (a, b), strict=True)
         ]
+        for table in [table for table, own in zip(tables, keys, strict=True) if key and not own]:
+            if (
+                not {*key} <= {*table.column_names}
+                or table.group_by(list(key)).aggregate([]).num_rows != table.num_rows
+            ):
+                raise SchemaError(
+                    f"stage {stage} has key ({', '.join(key)}) on one side, and on the other, where it has none, "
+                    "other columns or several rows for some of them: rows cannot be matched"
+                )
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
     def schema(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> pa.Schema:
@@ -220,6 +235,13 @@ class StoreReader:
         """Returns the epoch at which each stage began anew on the way to a branch, from all rows that were there."""
         refs = self._timelines().refs
         return refs.anew(refs.timeline_of(branch).id)
+
+    def replaced_from(self, stage: str, branch: str = MAIN) -> int | None:
+        """Returns the epoch at which a stage began anew with another key or other columns, so that nothing that it had
+        before counts; None where it never did.
+        """
+        found = [span.lower for span in self._timelines().histories(branch).get(stage, ()) if span.replaces]
+        return epoch_of(found[-1]) if found else None
 
     def timelines_by_id(self) -> dict[str, Timeline]:
         """Returns every timeline that a branch is, or comes from."""

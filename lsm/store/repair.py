@@ -37,7 +37,7 @@ from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.store_marker import Marker, looks_like_store, make_subdirectories, read_marker, write_marker
 
 _LAYERS_ASKED = 50
-_SAID = ("do", "name", "parent", "at", "keep_as", "changed", "anew")
+_SAID = ("do", "name", "parent", "at", "keep_as", "changed", "anew", "replaced")
 
 
 @dataclass(frozen=True)

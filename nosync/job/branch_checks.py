@@ -46,6 +46,8 @@ class Difference:
     """Stages of the manifest that are not in the flow, or that it does not record any more and that have other code."""
     anew: list[str]
     """Those of the changed stages that begin anew."""
+    replaced: list[str]
+    """Those of them with another key or other columns than are recorded, of which nothing before counts."""
 
 
 def difference(
@@ -68,13 +70,13 @@ def difference(
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned)
     _check_rows_are_kept(flow, anew, declared)
-    _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
+    replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
     gone = [
         name
         for name, fingerprint in recorded.items()
         if (stage := flow.stages.get(name)) is None or not (stage.recorded or stage.fingerprint == fingerprint)
     ]
-    return Difference(changed, gone, anew)
+    return Difference(changed, gone, anew, replaced)
 
 
 def recorded_schema(trace: TraceId, directory: LayerDirectory) -> tuple[tuple[str, ...], pa.Schema]:
@@ -105,12 +107,13 @@ def _check_states_fit(
     anew: Collection[str],
     traces: Mapping[str, TraceId],
     directory: LayerDirectory,
-) -> None:
+) -> list[str]:
     """Checks that a changed keyed stage can read its parent's state, which it goes on from.
 
-    A stage that begins `anew` must read it as well, for what it held before is taken back. Raises SchemaError naming the
-    stage.
+    A stage that begins `anew` takes back what it held before. Returns those that cannot, for they have another key or other
+    columns: they replace it. Raises SchemaError naming a stage that neither goes on nor can be made of all rows.
     """
+    replaced: list[str] = []
     for name in changed:
         if name not in traces:
             continue  # it is new
@@ -123,10 +126,14 @@ def _check_states_fit(
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
             unify_schemas(schema, stage.schema, f"stage {name}")
         except NosyncError as error:
+            if name in anew and stage.loop is None and not stage.given_once:
+                replaced.append(name)
+                continue
             raise SchemaError(
                 f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
                 "stage another name (drop= the old one, add= the new), so that it begins with no state"
             ) from error
+    return replaced
 
 
 def _check_columns_of_log(stage: str, before: pa.Schema, now: pa.Schema) -> None:

@@ -6,13 +6,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nosync.flow.dataflow import Dataflow
-from nosync.job.branch_checks import check_same_sources, check_sources_are_there, difference, returned_stages
-from nosync.job.delivery import Delivery, check_sinks
+from nosync.job.branch_checks import (
+    Difference,
+    check_same_sources,
+    check_sources_are_there,
+    difference,
+    returned_stages,
+)
+from nosync.job.delivery import Delivery, check_not_given, check_sinks
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.history import replaced_at
+from nosync.lsm.model.timestamp import last_of
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 
@@ -52,18 +60,19 @@ class Branching:
             )
         flow = (declared or self._versions.declared).changed(replace, add, drop)
         check_same_sources(self._versions.declared, flow)
-        changed, anew = self._what_differs(flow, t, {*(replace or {}), *drop})
+        found = self._what_differs(flow, t, {*(replace or {}), *drop})
+        changed, anew = [*found.changed, *found.gone], found.anew
         refs = self._node.timelines.refs
         known = refs.timeline_of(name) if name in refs.names else None
         parent = self._node.timelines.timeline(self._position.branch).id
         wanted = (parent, t, tuple(sorted(changed)))
         # A version before let fewer stages begin anew, and its branches go on as they began.
         if known is None or (known.parent, known.at, known.changed) != wanted or not set(known.anew) <= set(anew):
-            self._node.create_branch(name, self._position.branch, t, changed, anew)
+            self._node.create_branch(name, self._position.branch, t, changed, anew, found.replaced)
         return flow
 
-    def _what_differs(self, flow: Dataflow, t: int, touched: Collection[str]) -> tuple[list[str], list[str]]:
-        """Returns the recorded stages that are others than at epoch `t` or are gone, and those that begin anew.
+    def _what_differs(self, flow: Dataflow, t: int, touched: Collection[str]) -> Difference:
+        """Returns how a flow differs from what is recorded at epoch `t`.
 
         `touched`: the stages that are replaced or dropped. One that is dropped and added again under its name is
         replaced as well. Raises FlowError or SchemaError where the flow cannot go on from there.
@@ -78,8 +87,7 @@ class Branching:
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
         known, histories = self._known_at(t, traces), self._node.histories(self._position.branch)
         returned = returned_stages(bound, traces, histories, t)
-        found = difference(bound, flow, traces, self._directory, own, known, returned)
-        return [*found.changed, *found.gone], found.anew
+        return difference(bound, flow, traces, self._directory, own, known, returned)
 
     def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
         """Returns the stages that were there at an epoch with the job's code.
@@ -104,7 +112,11 @@ class Branching:
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {other.branch} is at epoch {theirs}, main at {mine}: replay() it first")
         check_sinks(self._sinks, declared)
-        pending = self._delivery.schedule_redelivery(other.branch, self._common(other, int(min(mine, at))))
+        common = self._common(other, int(min(mine, at)))
+        histories = self._node.histories(other.branch)
+        begins = {stage: replaced_at(spans, last_of(int(theirs))) for stage, spans in histories.items()}
+        check_not_given([s for s, at in begins.items() if at is not None and at > last_of(common)], self._sinks)
+        pending = self._delivery.schedule_redelivery(other.branch, common)
         try:
             self._node.promote(other.branch, keep_as)
         except NosyncError:

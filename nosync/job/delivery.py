@@ -7,13 +7,13 @@ back what it gave.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from nosync.flow.dataflow import Dataflow
 from nosync.job.position import Position
 from nosync.job.sinks import GAP, PRECISE, Sink, is_begun, last_given
-from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
+from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, SchemaError, UnknownStageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.or_set import Element
 from nosync.lsm.manifests.branches import MAIN
@@ -44,6 +44,17 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
                 f"stage {stage}: {sink!r} is no sink: give nosync.ParquetSink(path), nosync.CallbackSink(function) or an "
                 "object with their methods"
             )
+
+
+def check_not_given(stages: Iterable[str], given: Collection[str]) -> None:
+    """Raises SchemaError where a stage that gets another key or other columns has a sink. `given`: stages that have one."""
+    stage = next((stage for stage in stages if stage in given), None)
+    if stage is not None:
+        raise SchemaError(
+            f"stage {stage} gets another key or other columns, and a sink has the rows that it gave before, from which no "
+            "changes lead to the new ones: give the new query another name, with a sink of its own; or make the job without "
+            "this sink"
+        )
 
 
 class Delivery:

@@ -203,7 +203,9 @@ class Job(JobViews, JobStreams):
     def _upgrade_to(self, code: Dataflow, keep_as: str | None, before: Dataflow | None) -> Upgrade:
         from nosync.spark import schemas  # noqa: PLC0415
 
-        return Upgrade(code, self._store, self._position, schemas.parse_ddl, self._analyze, keep_as, before)
+        return Upgrade(
+            code, self._store, self._position, schemas.parse_ddl, self._analyze, keep_as, before, sinks=self._sinks
+        )
 
     def branch(
         self,

@@ -74,6 +74,9 @@ class Recorded(Protocol):
     def since(self) -> int:
         """Returns the oldest epoch whose state is sure to be readable."""
 
+    def replaced_from(self, stage: str, branch: str = MAIN) -> int | None:
+        """Returns the epoch at which a stage began anew with another key or other columns."""
+
 
 @dataclass(frozen=True)
 class Lineage:
@@ -355,20 +358,25 @@ class Walk:
         it.
         """
         stage = self._flow.stages[name]
+        begun = self._recorded.replaced_from(name, self._branch)
+        if begun is not None and begun <= self._t and t <= begun:  # what it had before is another query's
+            return self._all_at(stage, t, begun, shard)
         try:
             rows = self._recorded.changes(name, t - 1, t, shard=shard, branch=self._branch)
         except CompactedError:
             since = self._recorded.since()
             of = self._of(name)
             of.notes.append(f"what changed up to epoch {since} was merged away: the state as of {since} stands for it")
-            if t != since:
-                return stage.rows_schema.empty_table()
-            rows = self._recorded.read(name, since, branch=self._branch)
-            kinds = pa.array([INSERT] * len(rows), pa.string())
-            rows = rows.append_column(CHANGE_TYPE_COLUMN, kinds)
-            if shard not in (None, 0):
-                return stage.rows_schema.empty_table()
+            return self._all_at(stage, t, since, shard)
         return rows.select(stage.rows_schema.names)
+
+    def _all_at(self, stage: BoundStage, t: int, at: int, shard: int | None) -> pa.Table:
+        """Returns the state as of epoch `at` as the changes of that epoch, in the first shard; no others are there."""
+        if t != at or shard not in (None, 0):
+            return stage.rows_schema.empty_table()
+        rows = self._recorded.read(stage.name, at, branch=self._branch)
+        kinds = pa.array([INSERT] * len(rows), pa.string())
+        return rows.append_column(CHANGE_TYPE_COLUMN, kinds).select(stage.rows_schema.names)
 
 
 def _try(run: Callable[[], Any]) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nosync.flow.bindings import visible
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.kinds import FINAL, WINDOW
 from nosync.flow.views import View, views_below
+from nosync.job.branch_checks import recorded_schema
 from nosync.job.explain import Explanation, explain
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
@@ -17,7 +20,8 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.model.as_of import AsOf
-from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.model.history import History, check_not_replaced, replaced_at
+from nosync.lsm.model.timestamp import Epoch, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
@@ -75,7 +79,7 @@ class Reading:
     def state(self, stage: str, as_of: AsOf | None) -> DataFrame:
         """Returns the state of a stage as of an epoch."""
         t = self.sealed(as_of)
-        return self._reader(stage).state(self._spark, t)
+        return self._reader(stage, t).state(self._spark, t)
 
     def verify(self, view: View, as_of: AsOf | None) -> ViewCheck:
         """Returns how a view as of an epoch differs from Spark's query over its inputs."""
@@ -85,7 +89,7 @@ class Reading:
         views = self._versions.declared.views
 
         def read(session: SparkSession, stage: str) -> DataFrame:
-            return self._reader(stage).state(session, t)
+            return self._reader(stage, t).state(session, t)
 
         for name in views_below(view, views):
             self._check_comparable(view.name, views[name], t)
@@ -102,7 +106,7 @@ class Reading:
                 "in which rows came. A replay gives the same rows again"
             )
         for stage in timed:
-            late = self._reader(stage.late.name).state(self._spark, t).count()
+            late = self._reader(stage.late.name, t).state(self._spark, t).count()
             if late:
                 raise NotAvailableError(
                     f"view {asked} cannot be compared: {late:,} rows came after their window had closed "
@@ -113,12 +117,13 @@ class Reading:
         """Returns the change feed of a stage."""
         after, until = self._store.range_of(after, until, self._position.branch)
         until = self.sealed(until)
-        found = self._reader(stage).changes(self._spark, after, until)
+        found = self._reader(stage, until, after).changes(self._spark, after, until)
         if include_expired or not self.stage(stage).expires:
             return found
         return found.where(f"{CHANGE_TYPE_COLUMN} <> '{EXPIRE}'")
 
-    def _reader(self, stage: str) -> StageReader | DerivedReader:
+    def _reader(self, stage: str, t: int, changes_after: int | None = None) -> StageReader | DerivedReader:
+        """Returns what reads a stage as of an epoch, or its changes up to there."""
         from nosync.spark.derived import DerivedReader  # noqa: PLC0415
         from nosync.spark.schemas import check_readable  # noqa: PLC0415
         from nosync.spark.stage_reader import StageReader  # noqa: PLC0415 - the store works without pyspark
@@ -132,8 +137,30 @@ class Reading:
             raise NotAvailableError(why_not_recorded(stage, below))
         check_readable(below)
         history = self._node.histories(self._position.branch).get(below.name, ())
-        reader = StageReader(self._location, for_tasks(below), history)
+        if changes_after is not None:
+            check_not_replaced(history, changes_after, t, f"stage {stage}")
+        recorded = self._as_recorded(below, history, t)
+        if expressions and recorded is not below:
+            raise NotAvailableError(
+                f"stage {stage} is not recorded, and what it is computed from, {below.name}, had other columns as of epoch "
+                f"{t}: read {below.name}"
+            )
+        reader = StageReader(self._location, for_tasks(recorded), history)
         return DerivedReader(reader, tuple(expressions), self._settings) if expressions else reader
+
+    def _as_recorded(self, stage: BoundStage, history: History, t: int) -> BoundStage:
+        """Returns a stage as the layers of an epoch have it. Before it began anew with another query it may have had another
+        key and other columns.
+        """
+        begin, manifest = replaced_at(history, last_of(self.sealed(None))), self._position.manifest(t)
+        if begin is None or pack(t) >= begin or manifest is None:
+            return stage
+        trace = next((entry.id.trace for entry in manifest.entries if entry.id.trace.stage == stage.name), None)
+        if trace is None:
+            return stage
+        key, schema = recorded_schema(trace, self._store.directory)
+        changing = bool(key) or CHANGE_TYPE_COLUMN in schema.names
+        return replace(stage, key=key, schema=schema, output=visible(schema), changing=changing)
 
     def shared_until(self, other: Position, stage: str) -> int:
         """Returns the last epoch up to which a stage's layers are the same files at another position; -1: none are."""

@@ -7,7 +7,7 @@ begins anew where its input changes; new stages begin with the next epoch. The l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,12 @@ from nosync.job.branch_checks import (
     recorded_schema,
     returned_stages,
 )
+from nosync.job.delivery import check_not_given
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
+from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import TraceId
@@ -103,8 +105,11 @@ class Upgrade:
         keep_as: str | None = None,
         before: Dataflow | None = None,
         at: int | None = None,
+        sinks: Collection[str] = (),
     ) -> None:
-        """`before`: the code before, where that is there. `at`: a sealed epoch to fork at, for `branch_off`, in the place of
+        """`sinks`: the stages that have one.
+
+        `before`: the code before, where that is there. `at`: a sealed epoch to fork at, for `branch_off`, in the place of
         the last one.
 
         Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
@@ -112,12 +117,13 @@ class Upgrade:
             raise FlowError(
                 f"an upgrade is for {MAIN!r}; branch {position.branch!r} has other code by branch(replace=, add=, drop=)"
             )
-        self._declared, self._before = declared, before
+        self._declared, self._before, self._sinks = declared, before, sinks
         self._store, self._position = store, position
         self._versions = FlowVersions(declared, store.node, position, parse_ddl, analyze, check=False)
         self._at = at
         self._changed: list[str] = []
         self._anew: list[str] = []
+        self._replaced: list[str] = []
         self.plan: UpgradePlan | None = self._planned(keep_as)
         """What is to be done. None: there is no epoch yet, so any code will do."""
 
@@ -137,8 +143,10 @@ class Upgrade:
         known = _known(bound, recorded)
         found = difference(bound, self._declared, traces, self._store.directory, own, known, returned)
         changed, anew = found.changed, found.anew
+        if self._at is None:
+            check_not_given(found.replaced, self._sinks)
         more = {source: names for source, names in columns.items() if names}
-        self._changed, self._anew = [*changed, *found.gone, *more], anew
+        self._changed, self._anew, self._replaced = [*changed, *found.gone, *more], anew, found.replaced
         timeline = self._store.node.timelines.timeline(MAIN)
         has_epochs = manifest.timeline == timeline.id
         if not has_epochs and {*self._changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
@@ -207,7 +215,7 @@ class Upgrade:
         self._position.take_over(node.timelines.timeline(MAIN).id)
         if _MEANWHILE in node.timelines.refs.names:
             node.delete_branch(_MEANWHILE)
-        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._changed, self._anew)
+        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._changed, self._anew, self._replaced)
         try:
             node.promote(_MEANWHILE, self.plan.keep_as)
         except NosyncError:
@@ -235,7 +243,7 @@ class Upgrade:
         known = timelines.timeline(name) if name in timelines.refs.names else None
         wanted = (timelines.timeline(MAIN).id, at, {*self._changed}, {*self._anew})
         if known is None or (known.parent, known.at, {*known.changed}, {*known.anew}) != wanted:
-            self._store.node.create_branch(name, MAIN, at, self._changed, self._anew)
+            self._store.node.create_branch(name, MAIN, at, self._changed, self._anew, self._replaced)
 
 
 def upgrade_of(
@@ -247,8 +255,11 @@ def upgrade_of(
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    analyze = Analyzer(spark, expression_settings(spark))
-    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as, at=at)
+    analyze, position = Analyzer(spark, expression_settings(spark)), Position(store, MAIN)
+    refs, directory = store.node.timelines.refs, store.directory
+    logs = {s.name: DeliveryLog(directory.root, s.name, position.timeline, refs, directory.env) for s in flow.stages}
+    sinks = [name for name, log in logs.items() if log.first() is not None]
+    return Upgrade(frozen(flow, spark), store, position, parse_ddl, analyze, keep_as, at=at, sinks=sinks)
 
 
 def _fingerprint(flow: BoundFlow, name: str) -> str | None:

@@ -15,7 +15,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty
-from nosync.lsm.model.history import History, View, span_at, view_at, views_of
+from nosync.lsm.model.history import History, View, counting, span_at, view_at, views_of
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
@@ -149,7 +149,8 @@ class ShardState:
         return rows.select(stage.schema.names)
 
     def _history(self, stage: BoundStage) -> History:
-        return self._task.histories.get(stage.name, ())
+        """Returns the spans that count at this epoch. One that replaces what was before begins with it."""
+        return counting(self._task.histories.get(stage.name, ()), self.begin)
 
     def _check_belongs(self, stage: BoundStage, trace: Trace) -> None:
         """Raises StageError where a row that goes and the one that came are dealt out to different shards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -128,8 +129,8 @@ def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
     Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`.
     For a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
     """
-    key, values = _columns(a, b, stage)
-    compared = values or _counts(a, stage)
+    key, values, keyed = _columns(a, b, stage)
+    compared = values if keyed else [_COUNT]
     clash = [f"{v}_{side}" for v in compared for side in "ab" if f"{v}_{side}" in key]
     if clash:
         raise FlowError(
@@ -143,22 +144,24 @@ def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
 
 def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
     """Returns what `diff` returns, with values under names that no column has: `a;x` and `b;x`."""
-    key, values = _columns(a, b, stage)
+    key, values, keyed = _columns(a, b, stage)
     sides = []
     for job, side in ((a, "a"), (b, "b")):
         rows = job.read(stage, as_of=as_of)
-        if not values and not _is_keyed(a, stage):
+        if keyed and not job.stage(stage).keyed:
+            _check_unique(rows, key, f"stage {stage}")
+        if not keyed:
             rows = rows.groupBy(*(F.col(quoted(k)) for k in key)).agg(F.count(F.lit(1)).alias(_COUNTED))
         named = [F.col(quoted(k)).alias(f"{side}:{k}") for k in key]
         named += [F.col(quoted(v)).alias(f"{side};{v}") for v in values]
-        named += [F.col(quoted(_COUNTED)).alias(f"{side};{_COUNT}") for _ in _counts(a, stage) if not values]
+        named += [] if keyed else [F.col(quoted(_COUNTED)).alias(f"{side};{_COUNT}")]
         sides.append(rows.select(*named, F.lit(True).alias(f"{side}?")))
     same_key = reduce(
         lambda x, y: x & y, [F.col(quoted(f"a:{k}")).eqNullSafe(F.col(quoted(f"b:{k}"))) for k in key], F.lit(True)
     )
     joined = sides[0].join(sides[1], same_key, "full")
     in_a, in_b = F.col("`a?`").isNotNull(), F.col("`b?`").isNotNull()
-    compared = values or _counts(a, stage)
+    compared = values if keyed else [_COUNT]
     both = [(F.col(quoted(f"a;{v}")), F.col(quoted(f"b;{v}"))) for v in compared]
     types = {f.name: f.dataType for f in joined.schema}
     same = [
@@ -177,6 +180,12 @@ def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> Data
     `_side` a or b. Times of the wall clock are looked up on `a`.
     """
     after, until = a.range_of(after, until)
+    schemas = [job.stage(stage).output for job in (a, b)]
+    if schemas[0].names != schemas[1].names:
+        raise FlowError(
+            f"stage {stage} has columns {', '.join(schemas[0].names)} on one side and {', '.join(schemas[1].names)} on the "
+            "other: their changes cannot be matched; diff() compares the columns that both have, as of an epoch"
+        )
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     (left, with_maps), (right, _) = without_maps(left), without_maps(right)
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
@@ -188,7 +197,7 @@ def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSu
     """Counts the keys that differ, and how; for each numeric column it returns the totals or medians, and the
     differences.
     """
-    _, values = _columns(a, b, stage)
+    _, values, _ = _columns(a, b, stage)
     t = _epoch(a, b, as_of)
     found = _differences(a, b, stage, t).cache()
     counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
@@ -226,6 +235,9 @@ def diverges_at(a: Side, b: Side, stage: str) -> int | None:
     """
     last = _newest_of_both(a, b)
     first = a.shared_until(b, stage)
+    shapes = [(job.stage(stage).key, job.stage(stage).output) for job in (a, b)]
+    if shapes[0] != shapes[1]:  # all that one has after the fork is another row
+        return first + 1 if first < last else None
     low, high = first, last  # the feeds agree up to low
     if diff_changes(a, b, stage, low, high).isEmpty():
         return None
@@ -238,15 +250,19 @@ def diverges_at(a: Side, b: Side, stage: str) -> int | None:
     return high
 
 
-def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str]]:
-    """Returns the key and the value columns that both sides have. Raises FlowError where they cannot be compared."""
+def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str], bool]:
+    """Returns the key and the value columns that both sides have, and whether rows are matched by that key; if not, equal
+    rows are counted. Where one side has no key, that of the other is it. Raises FlowError where they cannot be compared.
+    """
     left, right = (job.stage(stage) for job in (a, b))
-    if left.key != right.key:
+    wanted = left.key or right.key
+    has_all = all({*wanted} <= {*side.output.names} for side in (left, right))
+    if left.key != right.key and ((left.keyed and right.keyed) or not has_all):
         raise FlowError(
             f"stage {stage} has key ({', '.join(left.key)}) on one side and ({', '.join(right.key)}) on the other: "
             "rows cannot be matched"
         )
-    if not left.keyed:
+    if not wanted:
         if left.output.names != right.output.names:
             raise FlowError(f"stage {stage} has no key, and other columns on one side: rows cannot be matched")
         maps = [f.name for f in left.output if pa.types.is_map(f.type)]
@@ -254,17 +270,18 @@ def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str]]:
             raise FlowError(
                 f"stage {stage} has no key, and column {maps[0]!r} is of maps, by which Spark matches no rows"
             )
-        return list(left.output.names), []
-    key = [name for name in left.key if name in left.output.names]
-    return key, [n for n in left.output.names if n in right.output.names and n not in key]
+        return list(left.output.names), [], False
+    key = [name for name in wanted if name in left.output.names]
+    return key, [n for n in left.output.names if n in right.output.names and n not in key], True
 
 
-def _is_keyed(job: Side, stage: str) -> bool:
-    return job.stage(stage).keyed
-
-
-def _counts(job: Side, stage: str) -> list[str]:
-    return [] if _is_keyed(job, stage) else [_COUNT]
+def _check_unique(rows: DataFrame, key: Sequence[str], whose: str) -> None:
+    """Raises FlowError where rows of the side without a key have one of the other side's key in common."""
+    if not rows.groupBy(*(F.col(quoted(name)) for name in key)).count().where("count > 1").isEmpty():
+        raise FlowError(
+            f"{whose} has key ({', '.join(key)}) on one side, and several rows for some of them on the other, where it has "
+            "none: rows cannot be matched"
+        )
 
 
 def _epoch(a: Side, b: Side, as_of: AsOf | None) -> int:

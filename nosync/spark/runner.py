@@ -16,7 +16,7 @@ from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.history import continued
 from nosync.lsm.model.layer import Digest
-from nosync.lsm.model.timestamp import pack
+from nosync.lsm.model.timestamp import end_of, pack
 from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.location import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
@@ -55,11 +55,13 @@ class Runner:
     ) -> dict[int, Reports]:
         """Runs epochs that go together, in one Spark job. Raises what tasks raised, and NodeLostError."""
         flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
-        histories, timeline = self._node.histories(branch), self._node.timelines.timeline(branch).id
-        if everything and len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
+        histories, timeline = self._node.histories(branch), self._node.timelines.timeline(branch)
+        replaced = timeline.replaced if timeline.at is not None and first == end_of(timeline.at) else ()
+        # The later ones read what the earlier ones write, before it is sealed; and what is replaced does not count.
+        if everything and (len(batch) > 1 or replaced):
             begun = {
-                stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
-                for stage in flow.recorded
+                s.name: continued(histories.get(s.name, ()), s.fingerprint, shards, first, replaces=s.name in replaced)
+                for s in flow.recorded
             }
             histories = {**histories, **begun}
         plans = [
@@ -70,7 +72,7 @@ class Runner:
                 histories=histories,
                 compute=None if everything else one.step.compute,
                 skip=one.skip,
-                timeline=timeline,
+                timeline=timeline.id,
                 instance=instance,
                 sealed=_listed(self._node.timelines.manifest(one.step.t, branch), flow),
             )

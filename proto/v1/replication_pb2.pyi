@@ -346,18 +346,20 @@ class ChangeMembersRequest(_message.Message):
 class ChangeBranchesRequest(_message.Message):
     __slots__ = ("create", "promote", "delete", "rewind")
     class Create(_message.Message):
-        __slots__ = ("name", "parent", "at", "changed", "anew")
+        __slots__ = ("name", "parent", "at", "changed", "anew", "replaced")
         NAME_FIELD_NUMBER: _ClassVar[int]
         PARENT_FIELD_NUMBER: _ClassVar[int]
         AT_FIELD_NUMBER: _ClassVar[int]
         CHANGED_FIELD_NUMBER: _ClassVar[int]
         ANEW_FIELD_NUMBER: _ClassVar[int]
+        REPLACED_FIELD_NUMBER: _ClassVar[int]
         name: str
         parent: str
         at: int
         changed: _containers.RepeatedScalarFieldContainer[str]
         anew: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., at: _Optional[int] = ..., changed: _Optional[_Iterable[str]] = ..., anew: _Optional[_Iterable[str]] = ...) -> None: ...
+        replaced: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., at: _Optional[int] = ..., changed: _Optional[_Iterable[str]] = ..., anew: _Optional[_Iterable[str]] = ..., replaced: _Optional[_Iterable[str]] = ...) -> None: ...
     class Promote(_message.Message):
         __slots__ = ("name", "keep_as")
         NAME_FIELD_NUMBER: _ClassVar[int]

@@ -215,13 +215,24 @@ class RemoteNode:
         with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
             self.client.drop_rounds(stage, t, everywhere=True, at_once=at_once)
 
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
-        made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed), anew=list(anew))
+    def create_branch(
+        self,
+        name: str,
+        parent: str,
+        at: int,
+        changed: Iterable[str],
+        anew: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> None:
+        made = pb.ChangeBranchesRequest.Create(
+            name=name, parent=parent, at=at, changed=list(changed), anew=list(anew), replaced=list(replaced)
+        )
         self._change(pb.ChangeBranchesRequest(create=made))
-        if set(self.timelines.timeline(name).anew) != set(anew):
+        timeline = self.timelines.timeline(name)
+        if set(timeline.anew) != set(made.anew) or set(timeline.replaced) != set(made.replaced):
             raise ReplicationError(
                 f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew "
-                f"on it ({', '.join(anew)}): delete the branch, upgrade the daemon, and make it again"
+                f"on it ({', '.join(made.anew)}): delete the branch, upgrade the daemon, and make it again"
             )
 
     def promote(self, name: str, keep_as: str | None) -> None:

@@ -195,7 +195,9 @@ class Service:
             dropped, kind = 0, request.WhichOneof("change")
             if kind == "create":
                 made = request.create
-                self._node.create_branch(made.name, made.parent, made.at, list(made.changed), list(made.anew))
+                self._node.create_branch(
+                    made.name, made.parent, made.at, list(made.changed), list(made.anew), list(made.replaced)
+                )
             elif kind == "promote":
                 self._node.promote(request.promote.name, request.promote.keep_as or None)
             elif kind == "rewind":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+LONG = pytest.mark.long("make views")
 
 
 def with_pages(spark: SparkSession, least: int) -> nosync.Dataflow:
@@ -174,3 +175,158 @@ def test_a_view_that_is_changed_after_it_was_rescaled(spark: SparkSession, open_
     job.rescale(3)
     job.advance(4, frames(spark, Inputs(3).epoch(4)))
     assert all(job.verify_view(name).is_equal for name in ("pages", "a_pages", "how_many"))
+
+
+SHAPES = {
+    "by_item": "SELECT item, sum(price) AS x FROM orders GROUP BY item",
+    "of_a_sum": "SELECT item, sum(price) / 100 AS x FROM orders GROUP BY item",
+    "by_two": "SELECT person, item, count(*) AS x FROM orders GROUP BY person, item",
+    "filtered": "SELECT id AS x FROM orders WHERE price > 3",
+    "times": "SELECT item, max(at) AS x FROM orders GROUP BY item",
+    "decimals": "SELECT sum(tax) AS x FROM orders",
+    "different": "SELECT DISTINCT item, upper(item) AS x FROM orders",
+    "joined": "SELECT item, city AS x FROM orders JOIN people ON person = pid",
+    "ranked": "SELECT id, rank() OVER (PARTITION BY item ORDER BY price) AS x FROM orders",
+    "only_come": "SELECT page AS x, weight FROM clicks WHERE weight > 2",
+}
+"""Queries of which no two have the same key and the same columns."""
+
+
+def shaped(spark: SparkSession, shape: str) -> nosync.Dataflow:
+    flow = flow_over_inputs()
+    flow.sql("v", SHAPES[shape], spark=spark)
+    flow.sql("after_v", "SELECT count(*) AS n, count(DISTINCT x) AS d FROM v", spark=spark)
+    return flow
+
+
+@LONG
+def test_an_upgrade_gives_a_view_another_key_and_other_columns(spark: SparkSession, open_store: OpenStore) -> None:
+    """What each epoch had stays as it was, with the columns that it had then."""
+    store, order, inputs = open_store(retain=100), [*SHAPES, "by_item"], Inputs(11)
+    job = nosync.Job(shaped(spark, order[0]), store, spark=spark, shards=2)
+    seen: list[tuple[list[str], dict[str, Any]]] = []
+
+    def now(of: nosync.Job, t: int | None = None) -> tuple[list[str], dict[str, Any]]:
+        return of.read("v", t).columns, {name: rows(of, name, t) for name in ("v", "after_v")}
+
+    for t, shape in enumerate(order):
+        if t == 4:
+            job.rescale(3)
+        if t:
+            plan = job.upgrade(shaped(spark, shape))
+            assert plan is not None
+            assert {"v", "after_v"} <= {*plan.begins_anew}
+        job.advance(t, frames(spark, inputs.epoch(t)))
+        for name in ("v", "after_v"):
+            assert job.verify_view(name).is_equal, f"{shape}: {job.verify_view(name)}"
+        seen.append(now(job))
+    last = len(order)
+    job.advance(last, frames(spark, inputs.epoch(last)))
+    assert job.verify_view("v").is_equal
+    seen.append(now(job))
+    with pytest.raises(nosync.SchemaError, match=r"other columns from epoch 10 on.*up to 9, and for those after 10"):
+        job.changes("v", 8, last)
+    with pytest.raises(nosync.SchemaError, match="other columns from epoch 10 on"):
+        store.changes("v", 9, last)
+    assert Counter(map(tuple, job.changes("v", 10, last).collect())) == Counter(
+        tuple(row.values()) for row in store.changes("v", 10, last).to_pylist()
+    )
+    # Another process sees the same, also where the epoch that began anew is lost, and where layers were merged.
+    store.sync()
+    again = nosync.Job(shaped(spark, order[-1]), store, spark=spark, shards=3)
+    lose_epoch(store, 10, ("v", "after_v"))
+    report = again.recover()
+    assert report.recomputed
+    assert not report.unrecoverable
+    for _ in store.node.compact("v"):
+        pass
+    assert [now(again, t) for t in range(last + 1)] == seen
+    state = spark.read.format("nosync").option("path", store.directory.root).option("stage", "v")
+    for t in range(last + 1):
+        then = state.option("versionAsOf", t).load()
+        assert (then.columns, Counter(map(tuple, then.collect()))) == (
+            seen[t][0],
+            Counter(map(tuple, job.read("v", t).collect())),
+        ), t
+
+
+@pytest.mark.parametrize("shape", ["of_a_sum", *(pytest.param(s, marks=LONG) for s in ("by_two", "only_come"))])
+def test_a_branch_asks_another_question(spark: SparkSession, open_store: OpenStore, shape: str) -> None:
+    """Whatever the other query is, a branch has its rows from the first epoch after the fork on; the line that it comes from
+    has what it had.
+    """
+    store, inputs = open_store(retain=100), Inputs(12)
+    job = nosync.Job(shaped(spark, "by_item"), store, spark=spark, shards=2)
+    for t in range(4):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    before = rows(job, "v")
+    branch = job.branch("other", at=1, views={"v": SHAPES[shape]})
+    branch.replay()
+    for t in (2, 3):
+        for name in ("v", "after_v"):
+            assert branch.verify_view(name, as_of=t).is_equal, str(branch.verify_view(name, as_of=t))
+    assert (rows(branch, "v", 1), rows(job, "v")) == (rows(job, "v", 1), before)
+    assert nosync.diverges_at(job, branch, "v") == 2
+    row = branch.read("v").collect()[0]
+    found = branch.explain("v", {name: row[name] for name in branch.stage("v").key or row.asDict()}, 3)
+    assert found.exact
+    assert row.asDict() in found.value.to_pylist()
+    assert all(table.num_rows for table in found.inputs.values())
+    if shape == "of_a_sum":
+        differs = {row.item: (row.x_a, row.x_b) for row in nosync.diff(job, branch, "v").collect()}
+        assert differs == {row.item: (row.x, row.x / 100) for row in job.read("v").collect() if row.x}
+        assert differs == {
+            row["item"]: (row["x_a"], row["x_b"]) for row in store.diff("v", "main", "other").to_pylist()
+        }
+        return
+    with pytest.raises(nosync.NosyncError, match="rows cannot be matched"):
+        nosync.diff(job, branch, "v")
+    with pytest.raises(nosync.NosyncError, match="rows cannot be matched"):
+        store.diff("v", "main", "other")
+
+
+@LONG
+def test_a_branch_of_a_branch_asks_a_third_question_and_one_is_promoted(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    store, inputs = open_store(retain=100), Inputs(12)
+    job = nosync.Job(shaped(spark, "by_item"), store, spark=spark, shards=2)
+    for t in range(4):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    seen = {t: rows(job, "v", t) for t in range(4)}
+    branch = job.branch("other", at=1, views={"v": SHAPES["by_two"]})
+    branch.replay()
+    deeper = branch.branch("third", at=2, views={"v": SHAPES["decimals"]})
+    deeper.replay()
+    assert deeper.verify_view("v").is_equal
+    assert rows(deeper, "v", 2) == rows(branch, "v", 2)
+    assert rows(deeper, "v", 1) == seen[1]
+    job.promote(branch, keep_as="first")
+    job.advance(4, frames(spark, inputs.epoch(4)))
+    assert job.verify_view("v").is_equal
+    assert {t: rows(job, "v", t) for t in (0, 1)} == {t: seen[t] for t in (0, 1)}
+    with pytest.raises(nosync.FlowError, match="main was rewound to 1, which other code"):
+        job.rewind(1)
+    job = nosync.Job(shaped(spark, "by_item"), store, spark=spark, shards=2)
+    assert rows(job, "v") == seen[1]
+    job.advance(2, frames(spark, Inputs(12).epoch(2)))
+    assert job.verify_view("v").is_equal
+
+
+def test_a_sink_is_given_rows_with_the_same_columns_for_ever(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    store, inputs = open_store(retain=100), Inputs(13)
+    sinks = {"v": nosync.ParquetSink(tmp_path / "out")}
+    job = nosync.Job(shaped(spark, "by_item"), store, spark=spark, shards=2, sinks=sinks)
+    for t in range(3):
+        job.advance(t, frames(spark, inputs.epoch(t)))
+    branch = job.branch("two", views={"v": SHAPES["by_two"]})
+    branch.replay()
+    with pytest.raises(nosync.SchemaError, match=r"stage v gets another key.*a sink has the rows"):
+        job.promote(branch)
+    with pytest.raises(nosync.SchemaError, match=r"stage v gets another key.*a sink has the rows"):
+        job.upgrade(shaped(spark, "by_two"))
+    job.advance(3, frames(spark, inputs.epoch(3)))
+    assert job.verify_view("v").is_equal
+    assert spark.read.parquet(str(tmp_path / "out")).where("_epoch = 3").count() > 0
