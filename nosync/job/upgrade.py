@@ -256,8 +256,9 @@ def upgrade_of(
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
     analyze, position = Analyzer(spark, expression_settings(spark)), Position(store, MAIN)
-    refs, directory = store.node.timelines.refs, store.directory
-    logs = {s.name: DeliveryLog(directory.root, s.name, position.timeline, refs, directory.env) for s in flow.stages}
+    timelines, directory = store.node.timelines, store.directory
+    at_end = timelines.timeline(MAIN).id, timelines.refs, directory.env
+    logs = {stage.name: DeliveryLog(directory.root, stage.name, *at_end) for stage in flow.stages}
     sinks = [name for name, log in logs.items() if log.first() is not None]
     return Upgrade(frozen(flow, spark), store, position, parse_ddl, analyze, keep_as, at=at, sinks=sinks)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nosync
+from nosync.job.upgrade import upgrade_of
 from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
 from tests.views.test_views import job_of, rows
@@ -327,6 +328,8 @@ def test_a_sink_is_given_rows_with_the_same_columns_for_ever(
         job.promote(branch)
     with pytest.raises(nosync.SchemaError, match=r"stage v gets another key.*a sink has the rows"):
         job.upgrade(shaped(spark, "by_two"))
+    with pytest.raises(nosync.SchemaError, match=r"stage v gets another key.*a sink has the rows"):
+        upgrade_of(shaped(spark, "by_two"), store, spark)  # no job is there, and so no sink
     job.advance(3, frames(spark, inputs.epoch(3)))
     assert job.verify_view("v").is_equal
     assert spark.read.parquet(str(tmp_path / "out")).where("_epoch = 3").count() > 0
