@@ -3,7 +3,7 @@
 What must hold, whatever happens
 - What was acknowledged as remotely safe is restored, with the rows that its writer sealed: after a crash, after a
   takeover, and by whoever acknowledged it.
-- Whoever reads what a bucket holds finds all of it, if it takes less than the grace.
+- Whoever reads what a bucket holds finds all of it, if that, and how much listings are behind, takes less than the grace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.stub_env import StubEnv
 from nosync.replication.remote.stubs import is_lazy
 from nosync.replication.remote.view import RemoteView, read_view
-from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
+from nosync.testing.simulated_bucket import MOST_LAG_S, Fault, Objects, SimulatedBucket
 
 STEPS = 80
 GRACE_S = 300.0
@@ -50,7 +50,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.seed, self.random, self.now_s = seed, np.random.default_rng(seed), 0.0
-        self.objects, self.has_faults = Objects(), True
+        self.objects, self.has_faults = Objects(now_s=lambda: self.now_s), True
         self.course: list[str] = []
 
     def chance(self, share: float) -> bool:
@@ -276,7 +276,7 @@ class RemoteSimulation:
         """A reader that knew what there was fetches it now."""
         views, self._views = self._views, []
         for view, when_s in views:
-            if self.world.now_s - when_s >= GRACE_S:
+            if self.world.now_s - when_s >= GRACE_S - MOST_LAG_S:  # what it listed may be so much older
                 continue
             try:
                 fetcher = Fetcher(SimulatedBucket(self.world.objects))

@@ -14,6 +14,8 @@ from typing import Literal
 from nosync.lsm.errors import RemoteError
 from nosync.replication.remote.bucket import MissingObjectError, ObjectInfo, UnavailableError
 
+MOST_LAG_S = 30.0
+"""So long a listing is behind at most, which is far less than the grace after which objects are deleted."""
 Fault = Literal["", "before", "after"]
 """What becomes of a call: it succeeds, it fails without an effect, or it has its effect and is not answered."""
 
@@ -28,8 +30,9 @@ class Objects:
     """What is in one bucket, for all who use it."""
 
     by_name: dict[str, bytes] = field(default_factory=dict)
-    past: deque[frozenset[str]] = field(default_factory=lambda: deque([frozenset()], maxlen=64))
-    """Which names there were before each of the last changes."""
+    now_s: Callable[[], float] = lambda: 0.0
+    past: deque[tuple[float, frozenset[str]]] = field(default_factory=lambda: deque([(0.0, frozenset())], maxlen=64))
+    """When each of the last changes was, and which names there were before it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     calls: dict[str, int] = field(default_factory=dict)
     """How often each method was called."""
@@ -37,7 +40,15 @@ class Objects:
 
     def changing(self) -> None:
         """The names are about to change."""
-        self.past.append(frozenset(self.by_name))
+        self.past.append((self.now_s(), frozenset(self.by_name)))
+
+    def listed(self, changes_behind: int) -> frozenset[str]:
+        """Returns the names as they were before so many changes, none of which was longer than `MOST_LAG_S` ago."""
+        with self.lock:
+            since_s = self.now_s() - MOST_LAG_S
+            recent = [names for when_s, names in self.past if when_s >= since_s]
+            behind = min(changes_behind, len(recent))
+            return recent[-behind] if behind else frozenset(self.by_name)
 
 
 class SimulatedBucket:
@@ -116,8 +127,7 @@ class SimulatedBucket:
         """See Bucket. Names that were deleted since what is listed are listed with their old names, of size 0."""
         with self.objects.lock:
             fault = self._begin("list", prefix)
-            lag = min(self._list_lag(), len(self.objects.past))
-            names = self.objects.past[-lag] if lag else frozenset(self.objects.by_name)
+            names = self.objects.listed(self._list_lag())
             found = [
                 ObjectInfo(name, len(self.objects.by_name.get(name, b""))) for name in names if name.startswith(prefix)
             ]

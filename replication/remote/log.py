@@ -5,7 +5,8 @@ Invariants
 - A pack, or a part, is acknowledged when its conditional PUT answered that it is new, or when what is there under the
   name is these very bytes: a PUT that was not answered may have had its effect. Then it must still be this writer's log.
 - Who takes the log over begins with an index of all that is held. Whatever an earlier writer puts after that is ignored.
-- A listing may lag, but by less than the grace after which objects are deleted.
+- A listing may lag, but that and the time to read what it names are together less than the grace after which objects are
+  deleted.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from nosync.testing.remote_simulation import RemoteSimulation
 
 def main() -> None:
     """Runs the seeds. Raises SimulationError, which says the seed and what had happened."""
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(allow_abbrev=False)
     arguments.add_argument("--seeds", type=int, default=1000)
     arguments.add_argument("--first", type=int, default=0)
     given = arguments.parse_args()
