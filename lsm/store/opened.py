@@ -46,6 +46,19 @@ def note_closed(node: StoreBackend) -> None:
     _opened.pop(id(node), None)
 
 
+class Abandoned(Protocol):
+    """Is a node in this process."""
+
+    def abandon(self) -> None:
+        """Gives the directory back without making anything durable."""
+
+
+def abandon(node: Abandoned) -> None:
+    """Does to a store what the death of its process does, and forgets it."""
+    _opened.pop(id(node), None)
+    node.abandon()
+
+
 def close_lost(root: Path) -> bool:
     """Closes the store of a directory if nothing refers to it. Returns whether there was one. Raises as closing does."""
     here = [(store, node) for store, node, path in list(_opened.values()) if _is_same(path, root)]

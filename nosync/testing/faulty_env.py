@@ -13,6 +13,7 @@ import pyarrow as pa
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import MADE
+from nosync.lsm.store.opened import abandon
 from nosync.lsm.store.store import Store
 
 
@@ -149,4 +150,4 @@ class FaultyEnv(Env):
 def crash(store: Store) -> None:
     """Ends a store as if its process had died: nothing is synced, merged or cleaned up."""
     assert isinstance(store.node, Node), "only a node in this process can be ended so"
-    store.node.abandon()
+    abandon(store.node)

@@ -52,6 +52,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.settings import StoreSettings
+from nosync.lsm.store.opened import abandon
 from nosync.lsm.store.opening import open_store
 from nosync.lsm.trace.change_feed import INSERT
 from nosync.runtime.epoch_plan import EpochPlan
@@ -83,7 +84,7 @@ class FlowTester:
         directory = tempfile.TemporaryDirectory(prefix="nosync-tester-", dir=within, ignore_cleanup_errors=True)
         settings = StoreSettings(background=False, merge=False, archive_epochs=None)
         self._store = open_store(Path(directory.name) / "store", key_groups=flow.key_groups, settings=settings)
-        self._close = weakref.finalize(self, _closed, self._store.node.abandon, directory)  # type: ignore[attr-defined]
+        self._close = weakref.finalize(self, _closed, self._store.node, directory)
         position = Position(self._store, MAIN)
         self._versions = FlowVersions(flow, self._store.node, position, _parsed, analyze)
         position.take_over(self._store.node.timelines.timeline().id)
@@ -238,9 +239,9 @@ class FlowTester:
         return {name: _table(given.get(name, ()), schema, f"source {name}") for name, schema in sources.items()}
 
 
-def _closed(abandon: Any, directory: tempfile.TemporaryDirectory[str]) -> None:
+def _closed(node: Any, directory: tempfile.TemporaryDirectory[str]) -> None:
     with contextlib.suppress(NosyncError):
-        abandon()
+        abandon(node)
     directory.cleanup()
 
 

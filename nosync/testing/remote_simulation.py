@@ -21,6 +21,7 @@ from nosync.lsm.errors import NosyncError, RemoteError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
 from nosync.lsm.settings import StoreSettings
+from nosync.lsm.store.opened import abandon
 from nosync.lsm.store.opening import open_store
 from nosync.lsm.store.store import Store
 from nosync.replication.remote.bucket import MissingObjectError
@@ -171,7 +172,7 @@ class RemoteSimulation:
     def _end(self, writer: Writer) -> None:
         if writer.store is not None:
             with suppress(NosyncError):
-                writer.store.node.abandon()  # type: ignore[attr-defined]
+                abandon(writer.store.node)  # type: ignore[arg-type]
             writer.store = writer.level = None
 
     def _crash(self) -> None:

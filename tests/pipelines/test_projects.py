@@ -194,6 +194,19 @@ def test_an_edited_project_goes_on_with_views_anew_and_streaming_tables_as_they_
     assert small.rows("big") == counted((20.0, "bob"), (12.0, "dee"), (2.0, "ann")), "5.0 came before"
 
 
+def test_a_view_that_is_edited_may_have_other_columns(small: Project) -> None:
+    """Each epoch has the columns that it had."""
+    small.run()
+    halves = "SELECT customer, count(*) AS n, sum(amount) / 2 AS total FROM good GROUP BY customer, amount > 10"
+    small.write("small", SMALL.replace("SELECT customer, sum(amount) AS total FROM good GROUP BY customer", halves))
+    small.give("orders", [{"customer": "ann", "amount": 30}, {"customer": "ann", "amount": 1}])
+    report = small.run()
+    assert report.upgrade is not None
+    assert "totals" in report.upgrade.begins_anew
+    assert small.rows("totals") == counted(("ann", 2, 3.0), ("ann", 1, 15.0), ("bob", 1, 10.0))
+    assert small.rows("totals", as_of=0) == counted(("ann", 5.0), ("bob", 20.0))
+
+
 def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     small.run()
     small.write("small", SMALL.replace('table("orders").where("amount > 0")', 'table("orders").where("amount > 10")'))

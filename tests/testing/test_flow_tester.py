@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.node.node import Node
 from nosync.testing import FlowTester
 from tests.conftest import OpenStore
 from tests.testing.flows import FLOWS, INPUTS, SCHEMAS
@@ -122,6 +124,7 @@ def test_it_needs_no_spark_and_leaves_nothing_behind() -> None:
     code = """
 import sys
 from tests.testing.test_flow_tester import orders
+from nosync.lsm.node.node import Node
 from nosync.testing import FlowTester
 tester = FlowTester(orders())
 tester.advance({"orders": [("ann", 3)]})
@@ -360,3 +363,17 @@ def test_sums_of_doubles_are_compared_but_for_their_last_bits() -> None:
 def test_flows_of_all_operators_are_deterministic(name: str) -> None:
     with ran(name) as tester:
         tester.assert_deterministic()
+
+
+def test_nothing_is_left_of_a_tester_that_is_gone() -> None:
+    """A suite makes thousands of them."""
+
+    def nodes() -> int:
+        gc.collect()
+        return sum(isinstance(found, Node) for found in gc.get_objects())
+
+    before = nodes()
+    for _ in range(3):
+        ran("many")
+    ran("many").close()
+    assert nodes() == before
