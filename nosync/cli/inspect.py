@@ -106,7 +106,7 @@ def get(
 @STORE
 @click.argument("stage")
 @click.option("--from", "begin", type=POINT_IN_TIME, help="The first epoch to show; or a time: those sealed after it. "
-              "[default: the oldest that is kept]")  # fmt: skip
+              "[default: the oldest that is kept, or the first after STAGE got other columns]")  # fmt: skip
 @click.option("--to", "end", type=POINT_IN_TIME, help="The last epoch to show, or a time: those sealed by then. "
               "[default: the last sealed one]")  # fmt: skip
 @click.option("--key", "keys", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value of a column.")
@@ -132,7 +132,7 @@ def changes(
         until = store.newest(branch) if end is None else store.epoch_as_of(end, branch)
         if until is None:
             raise NotAvailableError(f"branch {branch} has no sealed epoch: nothing changed yet")
-        after = _after(store, begin, branch)
+        after = _after(store, stage, begin, until, branch)
         table = store.changes(stage, after, until, branch=branch, include_expired=include_expired)
         wanted = parse_keys(store, stage, until, keys, branch) or {}
         key = store.key(stage, until, branch=branch)
@@ -142,10 +142,12 @@ def changes(
     print_rows(table, limit, as_csv=as_csv, as_json=as_json)
 
 
-def _after(store: Store, begin: AsOf | None, branch: str) -> AsOf:
+def _after(store: Store, stage: str, begin: AsOf | None, until: int, branch: str) -> AsOf:
     """Returns what `Store.changes` takes as its beginning, which is an epoch before the first whose changes it gives."""
     if begin is None:
-        since = store.since()
+        since, replaced = store.since(), store.replaced_from(stage, branch)
+        if replaced is not None and replaced <= until:
+            since = max(since, replaced)
         return since if since else BEFORE_FIRST_EPOCH
     if isinstance(begin, int):
         pack(begin)

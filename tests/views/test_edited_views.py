@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import nosync
+from nosync.cli import main
 from nosync.job.upgrade import upgrade_of
 from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
@@ -252,7 +254,9 @@ def test_an_upgrade_gives_a_view_another_key_and_other_columns(spark: SparkSessi
 
 
 @pytest.mark.parametrize("shape", ["of_a_sum", *(pytest.param(s, marks=LONG) for s in ("by_two", "only_come"))])
-def test_a_branch_asks_another_question(spark: SparkSession, open_store: OpenStore, shape: str) -> None:
+def test_a_branch_asks_another_question(
+    spark: SparkSession, open_store: OpenStore, shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever the other query is, a branch has its rows from the first epoch after the fork on; the line that it comes from
     has what it had.
     """
@@ -273,6 +277,8 @@ def test_a_branch_asks_another_question(spark: SparkSession, open_store: OpenSto
     assert found.exact
     assert row.asDict() in found.value.to_pylist()
     assert all(table.num_rows for table in found.inputs.values())
+    main(["changes", str(store.directory.root), "v", "--branch", "other", "--json"])
+    assert {row["_epoch"] for row in json.loads(capsys.readouterr().out)} == {3}, "those that its query gave"
     if shape == "of_a_sum":
         differs = {row.item: (row.x_a, row.x_b) for row in nosync.diff(job, branch, "v").collect()}
         assert differs == {row.item: (row.x, row.x / 100) for row in job.read("v").collect() if row.x}
