@@ -49,6 +49,18 @@ class Between:
 
 
 @dataclass(frozen=True)
+class Within:
+    """A frame of rows by the values that they are ordered by: `RANGE BETWEEN 6 PRECEDING AND CURRENT ROW` is from -6 to 0.
+
+    Of times these are microseconds, and of dates days. There is one column to order by.
+    """
+
+    lower: float | None
+    """None: from the begin of the partition."""
+    upper: float
+
+
+@dataclass(frozen=True)
 class OverColumn:
     """A column that is made: one of `RANKS` or `SHIFTS`, or count, sum, avg, min, max, first_value or last_value of a frame."""
 
@@ -57,7 +69,7 @@ class OverColumn:
     type: pa.DataType
     column: str | None = None
     """The column that it is of; None: it is of places only, or counts rows."""
-    frame: str | Between = WHOLE
+    frame: str | Between | Within = WHOLE
     number: int = 1
     """How many rows lag and lead go, and how many parts ntile makes."""
     default: str | None = None
@@ -99,6 +111,7 @@ class _Partitions:
     peer_start: Indices
     peer_end: Indices
     """The places where the rows begin and end that the order puts beside each row."""
+    order: tuple[Order, ...] = ()
 
     @classmethod
     def of(cls, rows: pa.Table, key: Sequence[str], order: Sequence[Order]) -> _Partitions:
@@ -114,7 +127,7 @@ class _Partitions:
         new_peer[1:] = new_partition[1:]
         for code in codes:
             new_peer[1:] |= np.diff(code[by_place]) != 0
-        return cls(by_place, *_bounds(new_partition), *_bounds(new_peer))
+        return cls(by_place, *_bounds(new_partition), *_bounds(new_peer), tuple(order))
 
     def column(self, rows: pa.Table, column: OverColumn) -> pa.Array:
         """Returns the values of a column that is made, by place."""
@@ -127,7 +140,8 @@ class _Partitions:
             if column.default is not None:
                 default = as_array(rows.column(column.default)).take(pa.array(self.by_place))
             return self._shifted(given, column.number if column.function == "lead" else -column.number, default)
-        return self._over_frame(given, column)
+        frame = self._within(rows, column.frame) if isinstance(column.frame, Within) else self._frame(column.frame)
+        return self._over_frame(given, column, frame)
 
     def _rank(self, function: str, number: int) -> Any:
         place = np.arange(len(self.by_place))
@@ -166,8 +180,32 @@ class _Partitions:
         offsets = range(max(frame.lower, -widest), min(frame.upper, widest) + 1)
         return _Frame(np.clip(places + frame.lower, self.start, end), end, offsets)
 
-    def _over_frame(self, given: pa.Array | None, column: OverColumn) -> pa.Array:
-        frame = self._frame(column.frame)
+    def _within(self, rows: pa.Table, frame: Within) -> _Frame:
+        """Returns the frame of each row by values: its neighbours are found by one search in all partitions."""
+        (order,) = self.order
+        column = as_array(rows.column(order.column)).take(pa.array(self.by_place))
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        values = _as_numbers(column)[valid]
+        sign, n = 1 if order.ascending else -1, len(values)
+        bounds = [values if by is None else _shifted_by(values, sign * by) for by in (frame.lower, frame.upper)]
+        # Numbers in the order of values and bounds; those of nulls are before or after all others.
+        codes = np.unique(np.concatenate([values, *bounds]), return_inverse=True)[1] + 1
+        most = int(codes.max(initial=0)) + 1
+        codes = codes if order.ascending else most - codes
+        searched: list[Indices] = []
+        for found in (codes[:n], codes[n : 2 * n], codes[2 * n :]):
+            of_all = np.full(len(valid), 0 if order.nulls_first else most, dtype=np.int64)
+            of_all[valid] = found
+            searched.append(self.start * (most + 1) + of_all)
+        places, lowest, highest = searched
+        end = np.maximum(np.searchsorted(places, highest, side="right"), self.start)
+        if frame.lower is None:
+            return _Frame(self.start, end)
+        begin = np.minimum(np.searchsorted(places, lowest, side="left"), end)
+        at = np.arange(len(valid))
+        return _Frame(begin, end, range(int((begin - at).min(initial=0)), int((end - at).max(initial=0))))
+
+    def _over_frame(self, given: pa.Array | None, column: OverColumn, frame: _Frame) -> pa.Array:
         valid = np.ones(len(self.by_place), dtype=np.bool_)
         if given is not None:
             valid = given.is_valid().to_numpy(zero_copy_only=False)
@@ -305,6 +343,27 @@ def _codes(values: pa.Array, order: Order) -> Indices:
         codes = -codes
     codes[~valid] = np.iinfo(np.int64).min if order.nulls_first else np.iinfo(np.int64).max
     return codes
+
+
+def _as_numbers(values: pa.Array) -> Any:
+    """Returns numbers, one for each value: of dates days, of times microseconds. Those of nulls mean nothing."""
+    if pa.types.is_floating(values.type):
+        return values.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+    return values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _shifted_by(values: Any, by: float) -> Any:
+    """Returns values and a number, added; a sum beyond 64 bits is the last number there."""
+    if values.dtype != np.int64:
+        return values + by
+    whole = int(by)
+    last = np.iinfo(np.int64).max if whole >= 0 else np.iinfo(np.int64).min
+    fits = values <= last - whole if whole >= 0 else values >= last - whole
+    return np.where(fits, values + np.where(fits, whole, 0), last)
 
 
 def _decimal(value: int, scale: int) -> decimal.Decimal:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.kernels.over_partition import PEERS, ROWS, WHOLE, Between, Order, OverColumn, OverPartition
+from nosync.kernels.over_partition import PEERS, ROWS, WHOLE, Between, Order, OverColumn, OverPartition, Within
 from nosync.testing import FlowTester
 
 
@@ -90,6 +90,50 @@ def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper:
             assert row["first_valueTrue"] == (there[0] if there else None)
             assert row["last_valueTrue"] == (there[-1] if there else None)
             assert row["whole"] == (sum(one["n"] for one in inside) if inside else None)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-2, 0), (-1, 1), (1, 3), (None, -1), (None, 2.5), (-100, 100), (2, 1)])
+@pytest.mark.parametrize("order", [Order("x"), Order("x", False), Order("x", True, False), Order("x", False, False)])
+@pytest.mark.parametrize("dtype", [pa.float64(), pa.int32(), pa.timestamp("us", "UTC"), pa.date32()])
+def test_frames_by_values_are_those_of_a_loop(
+    dtype: pa.DataType, order: Order, lower: float | None, upper: float
+) -> None:
+    rows = rows_of(70, 4)
+    x = rows["x"].to_pylist()
+    of_type = pa.array(x, pa.float64(), from_pandas=True).cast(pa.int32() if dtype == pa.date32() else pa.int64())
+    rows = rows.set_column(2, "x", pa.array(x) if dtype == pa.float64() else of_type.cast(dtype))
+    upper = upper if dtype == pa.float64() else int(upper)
+    frame = Within(lower, upper)
+    names = {"sum": pa.int64(), "count": pa.int64(), "min": pa.int64(), "max": pa.int64()}
+    columns = [OverColumn(f"{name}_", name, type_, "n", frame) for name, type_ in names.items()]
+    columns += [OverColumn(f"{name}_", name, pa.int64(), "id", frame) for name in ("first_value", "last_value")]
+    found = OverPartition(("k",), (order,), tuple(columns))(rows).append_column("v", pa.array(x)).to_pylist()
+
+    def is_inside(one: dict[str, Any], row: dict[str, Any]) -> bool:
+        mine, its = row["v"], one["v"]
+        if one["k"] != row["k"] or (its is None and mine is None):
+            return bool(one["k"] == row["k"])
+        if its is None or mine is None:  # one of them is before all values, or after them
+            return lower is None and order.nulls_first is (its is None)
+        far = (its - mine) * (1 if order.ascending else -1)
+        return (lower is None or far >= lower) and far <= upper
+
+    for row in found:
+        there = [one for one in found if is_inside(one, row)]
+        numbers = [one["n"] for one in there]
+        assert (row["count_"], row["sum_"]) == (len(numbers), sum(numbers) if numbers else None)
+        assert (row["min_"], row["max_"]) == (min(numbers, default=None), max(numbers, default=None))
+        ends = [row["first_value_"], row["last_value_"]]
+        assert (ends == [None, None]) is (not there)
+        assert {*ends} <= {None, *(one["id"] for one in there)}
+
+
+def test_the_ends_of_64_bits_are_in_frames_by_values() -> None:
+    most = 2**63 - 1
+    rows = pa.table({"id": pa.array([-most - 1, -most, 0, most - 1, most], pa.int64()), "k": ["a"] * 5})
+    for by in (-2, 2):
+        found = made(rows, Order("id"), OverColumn("n", "count", pa.int64(), None, Within(min(by, 0), max(by, 0))))
+        assert found["n"].tolist() == ([1, 2, 1, 1, 2] if by < 0 else [2, 1, 1, 2, 1])
 
 
 def test_a_sum_that_64_bits_do_not_have_is_an_error() -> None:

@@ -137,6 +137,12 @@ CLAUSES: dict[str, str] = {
         max(price) OVER (PARTITION BY item ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS best,
         first_value(price) IGNORE NULLS OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS f,
         count(price) OVER (PARTITION BY person ORDER BY id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS n FROM orders""",
+    "frames by values": """SELECT id,
+        sum(price) OVER (PARTITION BY item ORDER BY person RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS near,
+        count(*) OVER (ORDER BY price DESC NULLS LAST RANGE BETWEEN UNBOUNDED PRECEDING AND 2.5D FOLLOWING) AS n,
+        max(price) OVER (PARTITION BY person ORDER BY at RANGE BETWEEN INTERVAL 90 MINUTES PRECEDING AND CURRENT ROW) AS best,
+        avg(person) OVER (ORDER BY to_date(at) RANGE BETWEEN 1 PRECEDING AND 0 FOLLOWING) AS m,
+        min(id) OVER (PARTITION BY item ORDER BY person DESC RANGE BETWEEN 3 PRECEDING AND 2 PRECEDING) AS f FROM orders""",
     "running by rows": """SELECT id, sum(person) OVER (PARTITION BY item ORDER BY price, id ROWS UNBOUNDED PRECEDING) AS s,
                           sum(person) OVER (PARTITION BY item ORDER BY price) AS peers FROM orders""",
     "lag": """SELECT id, lag(price) OVER w AS before, lead(item, 2, 'none') OVER w AS after
@@ -179,8 +185,16 @@ REFUSED: dict[str, tuple[str, str]] = {
     "syntax": ("SELEC id FROM orders", r"PARSE_SYNTAX_ERROR|Syntax error"),
     "correlation": ("SELECT corr(person, price) AS c FROM orders", r"corr\(.*no such aggregate"),
     "frames": (
-        "SELECT id, sum(price) OVER (ORDER BY id RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS s FROM orders",
-        r"sum\(.*frames are translated that",
+        "SELECT id, sum(price) OVER (ORDER BY id ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS s FROM orders",
+        r"sum\(.*frames are translated but for those that end with",
+    ),
+    "ranges of decimals": (
+        "SELECT id, sum(price) OVER (ORDER BY tax RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) AS s FROM orders",
+        r"sum\(.*of a number that is no decimal",
+    ),
+    "ranges of days": (
+        "SELECT id, sum(price) OVER (ORDER BY at RANGE BETWEEN INTERVAL 1 DAY PRECEDING AND CURRENT ROW) AS s FROM orders",
+        r"sum\(.*a day is not always of 24 hours.*unix_micros",
     ),
     "percentiles at once": (
         "SELECT percentile(price, array(0.1, 0.9)) AS p FROM orders",

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from nosync.flow.stage import Stage
-from nosync.kernels.over_partition import PEERS, ROWS, VERSION, WHOLE, Between, Order, OverColumn, OverPartition
+from nosync.kernels.over_partition import PEERS, ROWS, VERSION, WHOLE, Between, Order, OverColumn, OverPartition, Within
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
@@ -30,6 +30,10 @@ _FRAMES = {
     ("RowFrame", "UnboundedPreceding", "CurrentRow"): ROWS,
     ("RangeFrame", "UnboundedPreceding", "CurrentRow"): PEERS,
 }
+
+_MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "DoubleType", "DateType")
+"""Types of columns that RANGE frames go by, by a number of their own type; of dates, of days."""
+_DAY_US = 86_400_000_000
 
 
 class _Given:
@@ -134,12 +138,12 @@ def _column(window: Node, given: _Given) -> OverColumn:
 def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given) -> OverColumn:
     frame = window.windowSpec().frameSpecification()
     bounds = (kind_of(frame.frameType()), kind_of(frame.lower()), kind_of(frame.upper()))
-    between = _FRAMES.get(bounds) or _between(frame, bounds)
+    between = _FRAMES.get(bounds) or _between(frame, bounds) or _within(window, frame, bounds)
     if between is None:
         raise refused(
             window,
-            "frames are translated that are the whole partition or RANGE from its begin to the current row; and ROWS, but for "
-            "those that end with the partition and do not begin with it",
+            "frames are translated but for those that end with the partition and do not begin with it; and RANGE by a number, "
+            "days or seconds, of a number that is no decimal and no float, a date or a time",
         )
     kind, (child, *others) = kind_of(function), items(function.children())
     of_type = kind_of(child.dataType())
@@ -165,6 +169,44 @@ def _between(frame: Node, bounds: tuple[str, str, str]) -> Between | None:
             places[i] = int(bound.eval(None))
     first, last = places
     return None if last is None else Between(first, last)
+
+
+def _within(window: Node, frame: Node, bounds: tuple[str, str, str]) -> Within | None:
+    """Returns a frame of rows whose values are so far before or after that of the current row; None for another one."""
+    kind, lower, upper = bounds
+    orders = items(window.windowSpec().orderSpec())
+    if kind != "RangeFrame" or upper == "UnboundedFollowing" or len(orders) != 1:
+        return None
+    of_type = kind_of(orders[0].child().dataType())
+    distances: list[float | None] = []
+    for name, bound in ((lower, frame.lower()), (upper, frame.upper())):
+        if name in ("CurrentRow", "UnboundedPreceding"):
+            distances.append(0 if name == "CurrentRow" else None)
+            continue
+        by = kind_of(bound.dataType())
+        if of_type in _MEASURED and (by == of_type or (of_type == "DateType" and by == "IntegerType")):
+            distances.append(bound.eval(None))
+        elif by == "DayTimeIntervalType" and of_type in ("DateType", "TimestampType", "TimestampNTZType"):
+            distances.append(_by_interval(window, int(bound.eval(None)), of_type))
+        else:
+            return None
+    first, last = distances
+    return None if last is None else Within(first, last)
+
+
+def _by_interval(window: Node, us: int, of_type: str) -> int:
+    """Returns how far an interval leads, in days or microseconds. Raises UnsupportedQueryError where that depends on when
+    clocks are changed.
+    """
+    if of_type == "DateType":
+        return us // _DAY_US
+    if of_type == "TimestampType" and abs(us) >= _DAY_US:
+        raise refused(
+            window,
+            "a day is not always of 24 hours in a zone of the session: order by unix_micros(...), RANGE by a number of "
+            "microseconds",
+        )
+    return us
 
 
 def _arrow(type_: Node) -> pa.DataType:
