@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import as_batch, comparable, plain, rows_equal, take
+from nosync.lsm.columnar.columns import INTERNAL_PREFIX, as_batch, comparable, plain, rows_equal, take
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.errors import InvalidInputError, SchemaError
@@ -29,9 +29,11 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     values = [name for name in a.column_names if name in b.column_names and name not in key]
     for name in (*key, *values):
         types = [table.schema.field(name).type for table in (a, b)]
+        if types[0] == types[1]:
+            continue
         if all(map(is_number, types)) and name not in key:
-            a, b = (_as_common_number(table, name, types) for table in (a, b))
-        elif types[0] != types[1]:
+            a, b = _as_common_numbers((a, b), name)
+        else:
             raise SchemaError(
                 f"{whose}: column {name!r} is {types[0]} on one side and {types[1]} on the other: cast one before comparing"
             )
@@ -59,20 +61,47 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     return pa.table(columns)
 
 
+def with_key_of(keyed: pa.Table, key: Sequence[str], rows: pa.Table, whose: str) -> pa.Table:
+    """Returns rows that have no key with that of another table, so that they can be compared. Where the other has one row
+    for all, and so have these, they are one another's. Raises SchemaError where rows cannot be matched.
+    """
+    if all(name.startswith(INTERNAL_PREFIX) for name in key) and len(key) == 1 and rows.num_rows <= 1:
+        values = keyed.column(key[0])
+        found = values.to_pylist()[:1] or [0]
+        return rows.append_column(key[0], pa.array(found * rows.num_rows, values.type))
+    if {*key} <= {*rows.column_names} and rows.group_by([*key]).aggregate([]).num_rows == rows.num_rows:
+        return rows
+    raise SchemaError(
+        f"{whose} has key ({show_key(key)}) on one side, and on the other, where it has none, other columns or several rows "
+        "for some of them: rows cannot be matched"
+    )
+
+
+def show_key(key: Sequence[str]) -> str:
+    """Returns what an error says of a key."""
+    return ", ".join(name for name in key if not name.startswith(INTERNAL_PREFIX)) or ("all rows" if key else "")
+
+
 def is_number(type_: pa.DataType) -> bool:
     """Returns whether values of a type can be subtracted."""
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))
 
 
-def _as_common_number(table: pa.Table, name: str, types: Sequence[pa.DataType]) -> pa.Table:
-    """Returns a table whose column has the type that holds the numbers of all these types; a double may round them."""
-    fields = [pa.schema([pa.field(name, type_)]) for type_ in types]
+def _as_common_numbers(tables: Sequence[pa.Table], name: str) -> list[pa.Table]:
+    """Returns tables whose columns have the type that holds the numbers of all of them; a double may round them."""
+    columns = [table.column(name) for table in tables]
+    fields = [pa.schema([pa.field(name, column.type)]) for column in columns]
     try:
         common = pa.unify_schemas(fields, promote_options="permissive").field(name).type
-        column = table.column(name).cast(common)
+        if pa.types.is_decimal(common):  # of whole numbers Arrow forgets the digits after the point
+            common = pa.decimal128(38, common.scale)
+        columns = [column.cast(common) for column in columns]
     except pa.ArrowException:  # such as whole numbers of more than 53 bits beside a double
-        column = table.column(name).cast(pa.float64(), safe=False)
-    return table.set_column(table.schema.get_field_index(name), name, column)
+        columns = [column.cast(pa.float64(), safe=False) for column in columns]
+    return [
+        table.set_column(table.schema.get_field_index(name), name, column)
+        for table, column in zip(tables, columns, strict=True)
+    ]
 
 
 def _free(name: str, taken: Collection[str]) -> str:

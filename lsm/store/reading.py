@@ -22,7 +22,7 @@ from nosync.lsm.columnar.columns import (
     keys_equal,
     plain,
 )
-from nosync.lsm.columnar.table_diff import compare
+from nosync.lsm.columnar.table_diff import compare, show_key, with_key_of
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
@@ -169,23 +169,17 @@ class StoreReader:
         key = keys[0] or keys[1]
         if keys[0] != keys[1] and all(keys):
             raise SchemaError(
-                f"stage {stage} has key ({', '.join(keys[0])}) on {a} and ({', '.join(keys[1])}) on {b}: rows cannot be matched"
+                f"stage {stage} has key ({show_key(keys[0])}) on {a} and ({show_key(keys[1])}) on {b}: rows cannot be matched"
             )
         schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
         hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
         tables = [
-            self.read(stage, as_of, columns=[*schema.names, *hidden], branch=branch)
-            for schema, branch in zip(schemas, (a, b), strict=True)
+            self.read(stage, as_of, columns=[*schema.names, *(hidden if own else ())], branch=branch)
+            for schema, branch, own in zip(schemas, (a, b), keys, strict=True)
         ]
-        for table in [table for table, own in zip(tables, keys, strict=True) if key and not own]:
-            if (
-                not {*key} <= {*table.column_names}
-                or table.group_by(list(key)).aggregate([]).num_rows != table.num_rows
-            ):
-                raise SchemaError(
-                    f"stage {stage} has key ({', '.join(key)}) on one side, and on the other, where it has none, "
-                    "other columns or several rows for some of them: rows cannot be matched"
-                )
+        if any(keys) and not all(keys):
+            at = 0 if not keys[0] else 1
+            tables[at] = with_key_of(tables[1 - at], key, tables[at], f"stage {stage}")
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
     def schema(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> pa.Schema:

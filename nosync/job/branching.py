@@ -75,7 +75,9 @@ class Branching:
         """Returns how a flow differs from what is recorded at epoch `t`.
 
         `touched`: the stages that are replaced or dropped. One that is dropped and added again under its name is
-        replaced as well. Raises FlowError or SchemaError where the flow cannot go on from there.
+        replaced as well, and so are those of a view whose query is another one.
+
+        Raises FlowError or SchemaError where the flow cannot go on from there.
         """
         manifest = self._position.manifest(t)
         assert manifest is not None, "it is sealed"
@@ -83,7 +85,8 @@ class Branching:
         now = self._versions.flow
         check_sources_are_there(now, t, traces)
         bound = self._versions.bound(flow, {stage.name: traces[stage.name].fingerprint for stage in now.sources})
-        both = [name for name in touched if name in bound.stages and name in now.stages]
+        of_views = {name for view in flow.views.values() for name in view.stages}
+        both = [name for name in {*touched, *of_views} if name in bound.stages and name in now.stages]
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
         known, histories = self._known_at(t, traces), self._node.histories(self._position.branch)
         returned = returned_stages(bound, traces, histories, t)

@@ -13,7 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from nosync.flow.bound_stage import BoundStage
-from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
+from nosync.kernels.aggregate_plan import ALL_ROWS
+from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, show_key
 from nosync.lsm.errors import FlowError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
@@ -256,10 +257,11 @@ def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str], bool]:
     """
     left, right = (job.stage(stage) for job in (a, b))
     wanted = left.key or right.key
-    has_all = all({*wanted} <= {*side.output.names} for side in (left, right))
+    key = [name for name in wanted if name != ALL_ROWS]  # of which there is one row
+    has_all = all({*key} <= {*side.output.names} for side in (left, right))
     if left.key != right.key and ((left.keyed and right.keyed) or not has_all):
         raise FlowError(
-            f"stage {stage} has key ({', '.join(left.key)}) on one side and ({', '.join(right.key)}) on the other: "
+            f"stage {stage} has key ({show_key(left.key)}) on one side and ({show_key(right.key)}) on the other: "
             "rows cannot be matched"
         )
     if not wanted:
@@ -279,8 +281,8 @@ def _check_unique(rows: DataFrame, key: Sequence[str], whose: str) -> None:
     """Raises FlowError where rows of the side without a key have one of the other side's key in common."""
     if not rows.groupBy(*(F.col(quoted(name)) for name in key)).count().where("count > 1").isEmpty():
         raise FlowError(
-            f"{whose} has key ({', '.join(key)}) on one side, and several rows for some of them on the other, where it has "
-            "none: rows cannot be matched"
+            f"{whose} has key ({', '.join(key) or 'all rows'}) on one side, and several rows for some of them on the other, "
+            "where it has none: rows cannot be matched"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +251,50 @@ def test_an_upgrade_gives_a_view_another_key_and_other_columns(spark: SparkSessi
             seen[t][0],
             Counter(map(tuple, job.read("v", t).collect())),
         ), t
+
+
+EDITS = {
+    "total": ("SELECT item, sum(person) AS x FROM orders GROUP BY item", "sum(person)", "max(person)"),
+    "of_clicks": ("SELECT page, sum(who) AS x FROM clicks GROUP BY page", "sum(who)", "max(who)"),
+    "over_all": ("SELECT sum(who) AS x FROM clicks", "sum(who)", "min(who)"),
+    "plain": ("SELECT who AS x FROM clicks", "who AS", "who * 2 AS"),
+    "kept": ("SELECT who, page FROM clicks WHERE who > 1", "> 1", "< 3"),
+    "once": ("SELECT DISTINCT who FROM clicks", "DISTINCT who", "DISTINCT who + 1 AS who"),
+    "met": ("SELECT page, city FROM clicks JOIN people ON who = pid", "who = pid", "who = pid + 1"),
+    "semi": ("SELECT who, page FROM clicks WHERE who IN (SELECT pid FROM people)", " IN ", " NOT IN "),
+    "place": ("SELECT who, rank() OVER (PARTITION BY page ORDER BY weight) AS r FROM clicks", "weight)", "who)"),
+    "both": ("SELECT who FROM clicks UNION ALL SELECT pid FROM people", "UNION ALL", "UNION"),
+    "apart": ("SELECT explode(array(who, 1)) AS x FROM clicks", "(who, 1)", "(who, 2)"),
+    "top": ("SELECT who, page, weight FROM clicks ORDER BY weight, who, page LIMIT 3", "LIMIT 3", "LIMIT 4"),
+    "hours": ("SELECT window(seen, '1 hour') AS w, count(*) AS n FROM clicks GROUP BY 1", "1 hour", "2 hours"),
+}
+"""A query of a view, and what is changed in it: the key and the columns stay."""
+
+
+@pytest.mark.parametrize("how", ["branch", pytest.param("upgrade", marks=LONG)])
+def test_an_edit_that_keeps_the_columns_counts_for_all_rows(
+    spark: SparkSession, open_store: OpenStore, how: str
+) -> None:
+    """Also over inputs whose rows only come, where a stage could go on from what the other query had made."""
+    before = {name: query for name, (query, _, _) in EDITS.items()}
+    after = {name: query.replace(old, new) for name, (query, old, new) in EDITS.items()}
+    assert not [name for name in EDITS if before[name] == after[name]]
+
+    def flow_of(queries: Mapping[str, str]) -> nosync.Dataflow:
+        flow = flow_over_inputs()
+        for name, query in queries.items():
+            flow.sql(name, query, spark=spark)
+        return flow
+
+    job, inputs = job_of(spark, open_store(retain=100), flow_of(before), epochs=3), Inputs(5)
+    if how == "branch":
+        job = job.branch("other", at=1, views=after)
+        job.replay()
+    else:
+        job.upgrade(flow_of(after))
+        job.advance(3, frames(spark, inputs.epoch(3)))
+    for name in EDITS:
+        assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
 @pytest.mark.parametrize("shape", ["of_a_sum", *(pytest.param(s, marks=LONG) for s in ("by_two", "only_come"))])

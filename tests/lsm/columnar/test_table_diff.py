@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.columnar.table_diff import compare
+from nosync.lsm.columnar.table_diff import compare, with_key_of
 
 STATE = st.dictionaries(st.sampled_from(["a", "b", "c", None]), st.none() | st.integers(0, 2))
 
@@ -36,3 +37,36 @@ def test_every_difference_and_no_other(a: dict[Any, Any], b: dict[Any, Any]) -> 
 def test_a_log_has_no_key() -> None:
     with pytest.raises(nosync.InvalidInputError, match="x is a log"):
         compare(table({}), table({}), [], "x")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differs"),
+    [
+        (pa.array([1, 2], pa.int32()), pa.array([1.0, 2.5]), (2.0, 2.5)),
+        (pa.array([1, 2**62 + 1], pa.int64()), pa.array([1.0, 0.5]), (2.0**62, 0.5)),
+        (
+            pa.array([decimal.Decimal("1.00"), decimal.Decimal("2.50")], pa.decimal128(9, 2)), pa.array([1, 2], pa.int64()),
+            (decimal.Decimal("2.50"), decimal.Decimal("2.00")),
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_of_two_types_are_compared_as_numbers(a: pa.Array, b: pa.Array, differs: tuple[Any, Any]) -> None:
+    sides = [pa.table({"k": ["x", "y"], "v": values}) for values in (a, b)]
+    (row,) = compare(sides[0], sides[1], ["k"], "x").to_pylist()
+    assert (row["k"], row["_diff"], row["v_a"], row["v_b"]) == ("y", "changed", *differs)
+    texts = pa.table({"k": ["x"], "v": ["1"]})
+    with pytest.raises(nosync.SchemaError, match="column 'v' is .* on one side and string on the other"):
+        compare(sides[0], texts, ["k"], "x")
+
+
+def test_rows_without_a_key_are_matched_by_that_of_the_other_side_where_each_is_there_once() -> None:
+    keyed = pa.table({"k": ["x", "y"], "v": [1, 2]})
+    assert with_key_of(keyed, ["k"], keyed.slice(1), "x").equals(keyed.slice(1))
+    for rows in (pa.concat_tables([keyed, keyed]), keyed.drop_columns(["k"])):
+        with pytest.raises(nosync.SchemaError, match=r"key \(k\) on one side.*rows cannot be matched"):
+            with_key_of(keyed, ["k"], rows, "x")
+    one = pa.table({"__all": pa.array([0], pa.int8()), "v": [1]})
+    found = with_key_of(one, ["__all"], pa.table({"v": [2]}), "x")
+    assert compare(one, found, ["__all"], "x").to_pylist() == [{"__all": 0, "_diff": "changed", "v_a": 1, "v_b": 2}]
+    with pytest.raises(nosync.SchemaError, match=r"key \(all rows\) on one side"):
+        with_key_of(one, ["__all"], pa.table({"v": [2, 3]}), "x")
