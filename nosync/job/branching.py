@@ -48,9 +48,10 @@ class Branching:
         add: Callable[[Dataflow], object] | None,
         drop: Sequence[str],
         declared: Dataflow | None = None,
+        views: Collection[str] = (),
     ) -> Dataflow:
         """Makes a branch at a sealed epoch, unless the same call made it before. Returns its flow. `declared`: the job's
-        flow with other queries of views.
+        flow with other queries of `views`.
         """
         since = self._store.since()
         if t < since:
@@ -60,7 +61,8 @@ class Branching:
             )
         flow = (declared or self._versions.declared).changed(replace, add, drop)
         check_same_sources(self._versions.declared, flow)
-        found = self._what_differs(flow, t, {*(replace or {}), *drop})
+        of_views = [stage for view in views if view in flow.views for stage in flow.views[view].stages]
+        found = self._what_differs(flow, t, {*(replace or {}), *drop, *of_views})
         changed, anew = [*found.changed, *found.gone], found.anew
         refs = self._node.timelines.refs
         known = refs.timeline_of(name) if name in refs.names else None
@@ -74,10 +76,8 @@ class Branching:
     def _what_differs(self, flow: Dataflow, t: int, touched: Collection[str]) -> Difference:
         """Returns how a flow differs from what is recorded at epoch `t`.
 
-        `touched`: the stages that are replaced or dropped. One that is dropped and added again under its name is
-        replaced as well, and so are those of a view whose query is another one.
-
-        Raises FlowError or SchemaError where the flow cannot go on from there.
+        `touched`: the stages that are replaced or dropped, and those of views that get a query. One that is dropped and added
+        again under its name is replaced as well. Raises FlowError or SchemaError where the flow cannot go on from there.
         """
         manifest = self._position.manifest(t)
         assert manifest is not None, "it is sealed"
@@ -85,8 +85,7 @@ class Branching:
         now = self._versions.flow
         check_sources_are_there(now, t, traces)
         bound = self._versions.bound(flow, {stage.name: traces[stage.name].fingerprint for stage in now.sources})
-        of_views = {name for view in flow.views.values() for name in view.stages}
-        both = [name for name in {*touched, *of_views} if name in bound.stages and name in now.stages]
+        both = [name for name in touched if name in bound.stages and name in now.stages]
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
         known, histories = self._known_at(t, traces), self._node.histories(self._position.branch)
         returned = returned_stages(bound, traces, histories, t)

@@ -238,7 +238,7 @@ class Job(JobViews, JobStreams):
             declared = self._versions.declared.with_queries(views, self._spark)
             if at is None and t > self._store.since() and self._position.manifest(t - 1) is not None:
                 t -= 1
-        flow = self._branching.fork(name, t, replace, add, drop, declared)
+        flow = self._branching.fork(name, t, replace, add, drop, declared, views or ())
         from nosync.spark.session import conf_set  # noqa: PLC0415
 
         with conf_set(self._spark, self._settings):  # its expressions mean what this job's do
