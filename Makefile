@@ -101,7 +101,7 @@ checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kin
 parity: setup  ## Structured Streaming queries and the flows that they become, ROUNDS=30 times with rows of chance (about an hour).
 	NOSYNC_LONG=1 NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
 
-views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, VIEWS=2 times with rows of chance, and QUERIES=10 times 12 of chance (an hour).
+views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, VIEWS=2 times with rows of chance, and QUERIES=10 times 12 of chance, then 8 that are edited (an hour and a half).
 	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
 properties: setup  ## Twenty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
