@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import tempfile
 from pathlib import Path
 
 from nosync.testing.remote_simulation import RemoteSimulation
+
+SHOWN_EVERY = 100
 
 
 def main() -> None:
@@ -21,6 +24,8 @@ def main() -> None:
     for seed in range(given.first, given.first + given.seeds):
         with tempfile.TemporaryDirectory(prefix="nosync-simulation-") as directory:
             acknowledged += RemoteSimulation(Path(directory), seed).run()
+        if (done := seed + 1 - given.first) % SHOWN_EVERY == 0:
+            print(f"{done:,} of {given.seeds:,} seeds", file=sys.stderr, flush=True)
     print(f"{given.seeds} seeds: no promise broken; {acknowledged} epochs were acknowledged, and restored")
 
 
