@@ -46,7 +46,7 @@ def run(scale: str) -> Iterator[Result]:
         used = _bytes(Path(temporary))
         layers = sum(path.stat().st_size for path in Path(temporary).rglob("*.layer"))
         number = iter(range(1000))
-        made = sample(lambda: store.node.timelines.create(f"b{next(number)}", "main", EPOCHS - LAST_EPOCHS, ()), 20)
+        made = sample(lambda: store.node.timelines.create(f"b{next(number)}", "main", EPOCHS - LAST_EPOCHS), 20)
         yield Result(
             f"make a branch, {keys:,} keys", "nosync", made.median * 1000, "ms", goal="<= 10", met=made.median <= 0.010,
             spread=made.spread, repeats=20,

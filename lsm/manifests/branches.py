@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,21 @@ that would read both together, so it has to refuse the entry.
 """
 MOST_BRANCHES = 1000
 """So many a store has at most: looking at each of them takes time on every start."""
+
+
+@dataclass(frozen=True)
+class ChangedStages:
+    """Says what a branch has in another way than its parent, by the names of stages."""
+
+    changed: tuple[str, ...] = ()
+    """Those with other code, and those that are gone."""
+    anew: tuple[str, ...] = ()
+    """Those of them that begin anew with the branch's first epoch, from all rows that are there."""
+    replaced: tuple[str, ...] = ()
+    """Those of these with another key or other columns: they are made of the branch's own layers alone."""
+
+
+SAME_CODE = ChangedStages()
 
 
 @dataclass(frozen=True)
@@ -269,15 +284,7 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
     return after
 
 
-def creation(
-    refs: Refs,
-    name: str,
-    parent: str,
-    at: int,
-    changed: Iterable[str],
-    anew: Iterable[str] = (),
-    replaced: Iterable[str] = (),
-) -> dict[str, Any]:
+def creation(refs: Refs, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> dict[str, Any]:
     """Returns the entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
     check_name(name, "branch name")
     if len(refs.names) >= MOST_BRANCHES:
@@ -286,8 +293,10 @@ def creation(
         )
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
-    timeline, replaces = f"{name[:48]}-{refs.entries + 1}", sorted(replaced)
-    return {
-        "do": CREATE_REPLACING if replaces else CREATE, "name": name, "line": timeline, "parent": parent, "at": at,
-        "changed": sorted(changed), "own_states": True, "anew": sorted(anew), **({"replaced": replaces} if replaces else {}),
+    entry = {
+        "do": CREATE, "name": name, "line": f"{name[:48]}-{refs.entries + 1}", "parent": parent, "at": at,
+        "changed": sorted(stages.changed), "own_states": True, "anew": sorted(stages.anew),
     }  # fmt: skip
+    if stages.replaced:
+        entry |= {"do": CREATE_REPLACING, "replaced": sorted(stages.replaced)}
+    return entry

@@ -12,7 +12,7 @@ from typing import Any
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.manifests.archive import Archive, group_to_archive, publish_archive
-from nosync.lsm.manifests.branches import MAIN, Refs, Timeline, append, creation
+from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages, Refs, Timeline, append, creation
 from nosync.lsm.manifests.known import Known
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog, list_timeline, read_manifest
@@ -124,6 +124,11 @@ class Timelines:
         with self._lock:
             return self._known.histories[self.refs.timeline_of(branch).id].all()
 
+    def history(self, stage: str, branch: str = MAIN) -> History:
+        """Returns that of one stage; it is empty where the branch does not have it."""
+        with self._lock:
+            return self._known.histories[self.refs.timeline_of(branch).id].of(stage)
+
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
         with self._lock:
             return self._known.log(branch).last
@@ -182,15 +187,7 @@ class Timelines:
         self._known.refs = append(self._root, self.refs, entry, self._env)
         self._known.branches_changed()
 
-    def create(
-        self,
-        name: str,
-        parent: str,
-        at: int,
-        changed: Iterable[str],
-        anew: Iterable[str] = (),
-        replaced: Iterable[str] = (),
-    ) -> Timeline:
+    def create(self, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> Timeline:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         with self._lock:
             timeline = self.refs.timeline_of(parent)
@@ -198,7 +195,7 @@ class Timelines:
                 raise InvalidInputError(
                     f"cannot branch {parent} at {at}: it is not a sealed epoch; the newest is {self.last_sealed(parent)}"
                 )
-            entry = creation(self.refs, name, timeline.id, at, changed, anew, replaced)
+            entry = creation(self.refs, name, timeline.id, at, stages)
             self._append(entry)
             made = self.refs.timelines[entry["line"]]
             self._known.begin(made)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nosync.lsm.errors import DeterminismError, NosyncError
 from nosync.lsm.facts.pins import Pin
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
@@ -217,18 +217,8 @@ class StoreBackend(Protocol):
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
-    def create_branch(
-        self,
-        name: str,
-        parent: str,
-        at: int,
-        changed: Iterable[str],
-        anew: Iterable[str] = (),
-        replaced: Iterable[str] = (),
-    ) -> None:
-        """Makes a branch of `parent` at a sealed epoch. Durable when this returns. `changed`: stages with other code;
-        `anew`: those of them that begin anew; `replaced`: those of these of which nothing before counts.
-        """
+    def create_branch(self, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> None:
+        """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
 
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
@@ -39,12 +38,10 @@ class Branching:
         self._files, self._safe_points, self._compactor = files, safe_points, compactor
         self._merges, self._garbage = merges, garbage
 
-    def create(
-        self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str], replaced: Iterable[str]
-    ) -> None:
+    def create(self, name: str, parent: str, at: int, stages: ChangedStages) -> None:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         self._retention.check_kept(at)
-        self._timelines.create(name, parent, at, changed, anew, replaced)
+        self._timelines.create(name, parent, at, stages)
         self._log_changed()
 
     def rewind(self, t: int, keep_as: str | None) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from nosync.lsm.errors import DeterminismError, NosyncError, StorageError
 from nosync.lsm.facts.pins import Pin
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
@@ -294,16 +294,8 @@ class Node:
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
-    def create_branch(
-        self,
-        name: str,
-        parent: str,
-        at: int,
-        changed: Iterable[str],
-        anew: Iterable[str] = (),
-        replaced: Iterable[str] = (),
-    ) -> None:
-        self.parts.branching.create(name, parent, at, changed, anew, replaced)
+    def create_branch(self, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> None:
+        self.parts.branching.create(name, parent, at, stages)
 
     def rewind(self, t: int, keep_as: str | None) -> None:
         self.parts.branching.rewind(t, keep_as)

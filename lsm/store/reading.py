@@ -30,8 +30,8 @@ from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
-from nosync.lsm.model.history import View, check_not_replaced
-from nosync.lsm.model.timestamp import end_of, epoch_of, last_of, pack
+from nosync.lsm.model.history import View, check_not_replaced, replaced_at
+from nosync.lsm.model.timestamp import END_OF_TIME, end_of, epoch_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.stage_views import stage_views
@@ -142,9 +142,10 @@ class StoreReader:
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
         order of epoch within a shard. `after=-1`, or a time before the first epoch, is the empty state before it. Rows
         that expired are left out, for what was made of them stays; with `include_expired` they come as `expire`.
+        Raises SchemaError where the stage began anew with another key or other columns between.
         """
         after, until = self.range_of(after, until, branch)
-        check_not_replaced(self._timelines().histories(branch).get(stage, ()), after, until, f"stage {stage}")
+        check_not_replaced(self._timelines().history(stage, branch), after, until, f"stage {stage}")
         traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
         begun = [t for t in traces if t.layers] or traces[:1]
         tables = [t.changes(last_of(after), last_of(until)) for t in begun]
@@ -234,8 +235,8 @@ class StoreReader:
         """Returns the epoch at which a stage began anew with another key or other columns, so that nothing that it had
         before counts; None where it never did.
         """
-        found = [span.lower for span in self._timelines().histories(branch).get(stage, ()) if span.replaces]
-        return epoch_of(found[-1]) if found else None
+        begin = replaced_at(self._timelines().history(stage, branch), END_OF_TIME)
+        return None if begin is None else epoch_of(begin)
 
     def timelines_by_id(self) -> dict[str, Timeline]:
         """Returns every timeline that a branch is, or comes from."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
-from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, compare
+from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, compare, is_number
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import Timeline
 from nosync.lsm.model.as_of import AsOf
@@ -202,7 +202,7 @@ def _compared(store: Store, stage: str, a: str, b: str, t: int, key: Sequence[st
     left, right = (store.read(stage, t, branch=name) for name in (a, b))
     found = compare(left, right, key, f"stage {stage}") if key else store.diff(stage, a, b, t)
     kinds = found.column(CHANGE).to_pylist()
-    numeric = [f.name for f in left.schema if f.name in right.column_names and f.name not in key and _is_number(f.type)]
+    numeric = [f.name for f in left.schema if f.name in right.column_names and f.name not in key and is_number(f.type)]
     values = {}
     for name in numeric:
         statistic = _total if name in sums else _median
@@ -223,10 +223,6 @@ def _median(column: pa.ChunkedArray) -> float:
     values = _doubles(column).drop_null().to_numpy()
     values = values[~np.isnan(values)]
     return float(np.median(values)) if len(values) else math.nan
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))
 
 
 def _differences(found: pa.Table, name: str, *, adds_up: bool) -> npt.NDArray[np.float64]:

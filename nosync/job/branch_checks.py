@@ -26,6 +26,7 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import FINAL, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.manifests.branches import ChangedStages
 from nosync.lsm.manifests.manifest import DROP
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import TraceId
@@ -48,6 +49,10 @@ class Difference:
     """Those of the changed stages that begin anew."""
     replaced: list[str]
     """Those of them with another key or other columns than are recorded, of which nothing before counts."""
+
+    def on_branch(self, more: Iterable[str] = ()) -> ChangedStages:
+        """Returns what the log of branches says of it. `more`: sources with other columns."""
+        return ChangedStages((*self.changed, *self.gone, *more), tuple(self.anew), tuple(self.replaced))
 
 
 def difference(

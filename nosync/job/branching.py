@@ -20,7 +20,7 @@ from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.history import replaced_at
-from nosync.lsm.model.timestamp import last_of
+from nosync.lsm.model.timestamp import END_OF_TIME, last_of
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 
@@ -62,15 +62,14 @@ class Branching:
         flow = (declared or self._versions.declared).changed(replace, add, drop)
         check_same_sources(self._versions.declared, flow)
         of_views = [stage for view in views if view in flow.views for stage in flow.views[view].stages]
-        found = self._what_differs(flow, t, {*(replace or {}), *drop, *of_views})
-        changed, anew = [*found.changed, *found.gone], found.anew
+        stages = self._what_differs(flow, t, {*(replace or {}), *drop, *of_views}).on_branch()
         refs = self._node.timelines.refs
         known = refs.timeline_of(name) if name in refs.names else None
         parent = self._node.timelines.timeline(self._position.branch).id
-        wanted = (parent, t, tuple(sorted(changed)))
+        wanted = (parent, t, tuple(sorted(stages.changed)))
         # A version before let fewer stages begin anew, and its branches go on as they began.
-        if known is None or (known.parent, known.at, known.changed) != wanted or not set(known.anew) <= set(anew):
-            self._node.create_branch(name, self._position.branch, t, changed, anew, found.replaced)
+        if known is None or (known.parent, known.at, known.changed) != wanted or not {*known.anew} <= {*stages.anew}:
+            self._node.create_branch(name, self._position.branch, t, stages)
         return flow
 
     def _what_differs(self, flow: Dataflow, t: int, touched: Collection[str]) -> Difference:
@@ -116,8 +115,8 @@ class Branching:
         check_sinks(self._sinks, declared)
         common = self._common(other, int(min(mine, at)))
         histories = self._node.histories(other.branch)
-        begins = {stage: replaced_at(spans, last_of(int(theirs))) for stage, spans in histories.items()}
-        check_not_given([s for s, at in begins.items() if at is not None and at > last_of(common)], self._sinks)
+        replaced = [s for s, spans in histories.items() if (replaced_at(spans, END_OF_TIME) or 0) > last_of(common)]
+        check_not_given(replaced, self._sinks)
         pending = self._delivery.schedule_redelivery(other.branch, common)
         try:
             self._node.promote(other.branch, keep_as)

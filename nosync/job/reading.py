@@ -21,7 +21,7 @@ from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.model.history import History, check_not_replaced, replaced_at
-from nosync.lsm.model.timestamp import Epoch, last_of, pack
+from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
@@ -152,10 +152,12 @@ class Reading:
         """Returns a stage as the layers of an epoch have it. Before it began anew with another query it may have had another
         key and other columns.
         """
-        begin, manifest = replaced_at(history, last_of(self.sealed(None))), self._position.manifest(t)
-        if begin is None or pack(t) >= begin or manifest is None:
+        begin = replaced_at(history, END_OF_TIME)
+        if begin is None or pack(t) >= begin:
             return stage
-        trace = next((entry.id.trace for entry in manifest.entries if entry.id.trace.stage == stage.name), None)
+        manifest = self._position.manifest(t)
+        entries = manifest.entries if manifest is not None else ()
+        trace = next((entry.id.trace for entry in entries if entry.id.trace.stage == stage.name), None)
         if trace is None:
             return stage
         key, schema = recorded_schema(trace, self._store.directory)

@@ -31,7 +31,7 @@ from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
 from nosync.lsm.facts.deliveries import DeliveryLog
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, SAME_CODE
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import TraceId
 from nosync.lsm.model.timestamp import Epoch
@@ -105,9 +105,9 @@ class Upgrade:
         keep_as: str | None = None,
         before: Dataflow | None = None,
         at: int | None = None,
-        sinks: Collection[str] = (),
+        sinks: Collection[str] | None = None,
     ) -> None:
-        """`sinks`: the stages that have one.
+        """`sinks`: the stages that have one (default: those that had one).
 
         `before`: the code before, where that is there. `at`: a sealed epoch to fork at, for `branch_off`, in the place of
         the last one.
@@ -121,9 +121,7 @@ class Upgrade:
         self._store, self._position = store, position
         self._versions = FlowVersions(declared, store.node, position, parse_ddl, analyze, check=False)
         self._at = at
-        self._changed: list[str] = []
-        self._anew: list[str] = []
-        self._replaced: list[str] = []
+        self._stages = SAME_CODE
         self.plan: UpgradePlan | None = self._planned(keep_as)
         """What is to be done. None: there is no epoch yet, so any code will do."""
 
@@ -144,12 +142,12 @@ class Upgrade:
         found = difference(bound, self._declared, traces, self._store.directory, own, known, returned)
         changed, anew = found.changed, found.anew
         if self._at is None:
-            check_not_given(found.replaced, self._sinks)
+            check_not_given(found.replaced, self._with_sinks(found.replaced))
         more = {source: names for source, names in columns.items() if names}
-        self._changed, self._anew, self._replaced = [*changed, *found.gone, *more], anew, found.replaced
+        self._stages = found.on_branch(more)
         timeline = self._store.node.timelines.timeline(MAIN)
         has_epochs = manifest.timeline == timeline.id
-        if not has_epochs and {*self._changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
+        if not has_epochs and {*self._stages.changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
             return UpgradePlan(int(last), None, (), (), (), (), {})  # nothing ran since the upgrade before
         kept = keep_as or self._free_name(f"before-upgrade-{last}")
         return UpgradePlan(
@@ -161,6 +159,14 @@ class Upgrade:
             _declared_names(found.gone),
             more,
         )
+
+    def _with_sinks(self, stages: Collection[str]) -> Collection[str]:
+        """Returns the stages that have a sink. Where no job says so, those of which one was told where it begins."""
+        if self._sinks is not None:
+            return self._sinks
+        timelines, directory = self._store.node.timelines, self._store.directory
+        here = timelines.timeline(MAIN).id, timelines.refs, directory.env
+        return [stage for stage in stages if DeliveryLog(directory.root, stage, *here).first() is not None]
 
     def _changed_before_updates(self, pinned: BoundFlow, recorded: Mapping[str, str], manifest: Manifest) -> set[str]:
         """Returns the declared stages before changed updates that are not recorded and have other code, or may have.
@@ -215,7 +221,7 @@ class Upgrade:
         self._position.take_over(node.timelines.timeline(MAIN).id)
         if _MEANWHILE in node.timelines.refs.names:
             node.delete_branch(_MEANWHILE)
-        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._changed, self._anew, self._replaced)
+        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._stages)
         try:
             node.promote(_MEANWHILE, self.plan.keep_as)
         except NosyncError:
@@ -241,9 +247,9 @@ class Upgrade:
             self._versions.flow, at, {e.id.trace.stage for e in manifest.entries} if manifest else set()
         )
         known = timelines.timeline(name) if name in timelines.refs.names else None
-        wanted = (timelines.timeline(MAIN).id, at, {*self._changed}, {*self._anew})
+        wanted = (timelines.timeline(MAIN).id, at, {*self._stages.changed}, {*self._stages.anew})
         if known is None or (known.parent, known.at, {*known.changed}, {*known.anew}) != wanted:
-            self._store.node.create_branch(name, MAIN, at, self._changed, self._anew, self._replaced)
+            self._store.node.create_branch(name, MAIN, at, self._stages)
 
 
 def upgrade_of(
@@ -255,12 +261,8 @@ def upgrade_of(
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    analyze, position = Analyzer(spark, expression_settings(spark)), Position(store, MAIN)
-    timelines, directory = store.node.timelines, store.directory
-    at_end = timelines.timeline(MAIN).id, timelines.refs, directory.env
-    logs = {stage.name: DeliveryLog(directory.root, stage.name, *at_end) for stage in flow.stages}
-    sinks = [name for name, log in logs.items() if log.first() is not None]
-    return Upgrade(frozen(flow, spark), store, position, parse_ddl, analyze, keep_as, at=at, sinks=sinks)
+    analyze = Analyzer(spark, expression_settings(spark))
+    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as, at=at)
 
 
 def _fingerprint(flow: BoundFlow, name: str) -> str | None:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from nosync.flow.bound_stage import BoundStage
 from nosync.kernels.aggregate_plan import ALL_ROWS
-from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, show_key
+from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, is_number, show_key
 from nosync.lsm.errors import FlowError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
@@ -187,6 +187,7 @@ def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> Data
             f"stage {stage} has columns {', '.join(schemas[0].names)} on one side and {', '.join(schemas[1].names)} on the "
             "other: their changes cannot be matched; diff() compares the columns that both have, as of an epoch"
         )
+    _check_types(a.stage(stage), b.stage(stage), schemas[0].names)
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     (left, with_maps), (right, _) = without_maps(left), without_maps(right)
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
@@ -203,7 +204,7 @@ def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSu
     found = _differences(a, b, stage, t).cache()
     counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
     schema = a.stage(stage).output
-    numeric = [v for v in values if _is_number(schema.field(v).type)]
+    numeric = [v for v in values if is_number(schema.field(v).type)]
     sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
     columns = {name: _column_diff(a, b, stage, t, found, name, adds_up=name in sums) for name in numeric}
     found.unpersist()
@@ -272,9 +273,23 @@ def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str], bool]:
             raise FlowError(
                 f"stage {stage} has no key, and column {maps[0]!r} is of maps, by which Spark matches no rows"
             )
+        _check_types(left, right, left.output.names)
         return list(left.output.names), [], False
-    key = [name for name in wanted if name in left.output.names]
-    return key, [n for n in left.output.names if n in right.output.names and n not in key], True
+    key = [name for name in key if name in left.output.names]
+    values = [n for n in left.output.names if n in right.output.names and n not in key]
+    _check_types(left, right, [*key, *values])
+    return key, values, True
+
+
+def _check_types(left: BoundStage, right: BoundStage, names: Sequence[str]) -> None:
+    """Raises FlowError where a column is of two types, unless both are of numbers."""
+    for name in names:
+        types = [side.output.field(name).type for side in (left, right)]
+        if types[0] != types[1] and not all(map(is_number, types)):
+            raise FlowError(
+                f"stage {left.name}: column {name!r} is {types[0]} on one side and {types[1]} on the other: they "
+                "cannot be compared"
+            )
 
 
 def _check_unique(rows: DataFrame, key: Sequence[str], whose: str) -> None:
@@ -295,7 +310,3 @@ def _newest_of_both(a: Side, b: Side) -> int:
     if None in last:
         raise FlowError("one side has no epoch yet: nothing to compare")
     return min(t for t in last if t is not None)
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))

@@ -20,7 +20,7 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
@@ -215,24 +215,16 @@ class RemoteNode:
         with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
             self.client.drop_rounds(stage, t, everywhere=True, at_once=at_once)
 
-    def create_branch(
-        self,
-        name: str,
-        parent: str,
-        at: int,
-        changed: Iterable[str],
-        anew: Iterable[str] = (),
-        replaced: Iterable[str] = (),
-    ) -> None:
+    def create_branch(self, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> None:
         made = pb.ChangeBranchesRequest.Create(
-            name=name, parent=parent, at=at, changed=list(changed), anew=list(anew), replaced=list(replaced)
+            name=name, parent=parent, at=at, changed=stages.changed, anew=stages.anew, replaced=stages.replaced
         )
         self._change(pb.ChangeBranchesRequest(create=made))
         timeline = self.timelines.timeline(name)
-        if set(timeline.anew) != set(made.anew) or set(timeline.replaced) != set(made.replaced):
+        if {*timeline.anew} != {*stages.anew} or {*timeline.replaced} != {*stages.replaced}:
             raise ReplicationError(
                 f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew "
-                f"on it ({', '.join(made.anew)}): delete the branch, upgrade the daemon, and make it again"
+                f"on it ({', '.join(stages.anew)}): delete the branch, upgrade the daemon, and make it again"
             )
 
     def promote(self, name: str, keep_as: str | None) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.model.layer import check_name as check_layer_name
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.node.node import Node
@@ -195,9 +195,8 @@ class Service:
             dropped, kind = 0, request.WhichOneof("change")
             if kind == "create":
                 made = request.create
-                self._node.create_branch(
-                    made.name, made.parent, made.at, list(made.changed), list(made.anew), list(made.replaced)
-                )
+                stages = ChangedStages(tuple(made.changed), tuple(made.anew), tuple(made.replaced))
+                self._node.create_branch(made.name, made.parent, made.at, stages)
             elif kind == "promote":
                 self._node.promote(request.promote.name, request.promote.keep_as or None)
             elif kind == "rewind":

@@ -16,6 +16,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.lsm.manifests.branches import ChangedStages
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_branches(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     with nosync.open(path) as store:
-        store.node.timelines.create("other", "main", 1, ["delays"])
+        store.node.timelines.create("other", "main", 1, ChangedStages(("delays",)))
     found = answer(capsys, "branch", path)
     assert [(b["name"], b["at"], b["epoch"]) for b in found][1] == ("other", 1, 1)
     assert found[1]["own_layers"] == 0 < found[1]["shared_layers"]
@@ -341,7 +342,7 @@ def test_status_has_pins_branches_and_when_the_last_epoch_was_sealed(
 ) -> None:
     with nosync.open(path, settings=nosync.StoreSettings(background=False)) as store:
         store.pin("kept", 1)
-        store.node.timelines.create("other", "main", 2, ["delays"])
+        store.node.timelines.create("other", "main", 2, ChangedStages(("delays",)))
         at = store.sealed_at(4)
         assert at is not None
         assert store.status().sealed_at == at.replace(microsecond=0).isoformat()

@@ -196,8 +196,8 @@ def test_a_column_that_parquet_does_not_have_is_named(capsys: pytest.CaptureFixt
 def branched(path: str) -> None:
     """A branch at epoch 4, which has come as far as main, and one at 2, which has not."""
     with nosync.open(path, settings=nosync.StoreSettings(background=False)) as store:
-        store.node.create_branch("same", "main", 4, [])
-        store.node.create_branch("behind", "main", 2, [])
+        store.node.create_branch("same", "main", 4)
+        store.node.create_branch("behind", "main", 2)
 
 
 def test_a_branch_becomes_main_and_main_a_branch(capsys: pytest.CaptureFixture[str], path: str) -> None:

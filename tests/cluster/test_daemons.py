@@ -20,7 +20,7 @@ from nosync.cli import main
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.fencing import Instance, check_fence, take_over
 from nosync.lsm.layers.writer import arrange
-from nosync.lsm.manifests.branches import Refs
+from nosync.lsm.manifests.branches import ChangedStages, Refs
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
@@ -374,10 +374,10 @@ def test_branches_and_merges_reach_the_others(tmp_path: Path) -> None:
     with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
         for t in range(6):
             publish(store, t)
-        store.node.create_branch("try", "main", 3, ["counts", "other"], ["counts", "other"], ["other"])
+        both = ("counts", "other")
+        store.node.create_branch("try", "main", 3, ChangedStages(both, both, ("other",)))
         eventually("n2 knows the branch", lambda: "try" in nosync.open(daemons.data("n2"), read_only=True).branches())
         lines = [store.branches()["try"], nosync.open(daemons.data("n2"), read_only=True).branches()["try"]]
-        both = ("counts", "other")
         assert {(line.at, line.changed, line.anew, line.replaced) for line in lines} == {(3, both, both, ("other",))}
         eventually("safe", lambda: daemons.safe_point("n1") == 5)
         assert sum(1 for _ in store.node.compact("counts")) >= 0

@@ -178,12 +178,12 @@ def test_branches_that_were_changed_on_both_sides_are_a_conflict_and_no_more(tmp
         eventually("both have it", lambda: daemons.safe_point("n2") == 0)
         daemons.kill("n2")
         with daemons.open("n1") as store:
-            store.node.create_branch("a", "main", 0, [])
+            store.node.create_branch("a", "main", 0)
             store.delete_branch("a")
         daemons.kill("n1")
         daemons.start("n2")
         with daemons.open("n2") as store:
-            store.node.create_branch("b", "main", 0, [])
+            store.node.create_branch("b", "main", 0)
         daemons.start("n1")
         eventually("they disagree", lambda: "branches/1.json" in str(daemons.status("n2").problems))
         daemons.stop("n2")

@@ -90,7 +90,7 @@ def test_a_branch_or_pin_that_cannot_be_made_durable_is_not_made(open_store: Ope
     store = filled(open_store, env=env)
     store.sync()
     for directory, make, made in (
-        ("branches", lambda: store.node.create_branch("try", "main", 2, []), lambda: "try" in store.branches()),
+        ("branches", lambda: store.node.create_branch("try", "main", 2), lambda: "try" in store.branches()),
         ("pins", lambda: store.pin("then", 2), lambda: "then" in store.pins()),
     ):
         env.fail("sync_dir", errno.EIO, times=1, matches=lambda found, directory=directory: found.name == directory)
@@ -401,7 +401,7 @@ def test_a_start_that_failed_takes_nothing_from_the_next(open_store: OpenStore) 
 def test_an_entry_of_the_log_of_branches_that_is_lost_is_named(open_store: OpenStore, tmp_path: Path) -> None:
     store = filled(open_store)
     for name in "abc":
-        store.node.create_branch(name, "main", 2, [])
+        store.node.create_branch(name, "main", 2)
     store.close()
     second = tmp_path / "store" / "branches" / "2.json"
     second.rename(tmp_path / "aside")

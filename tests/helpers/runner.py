@@ -21,7 +21,7 @@ from nosync.flow.meanings import Meanings
 from nosync.job.branch_checks import changed_stages, returned_stages, stages_to_bootstrap
 from nosync.job.meanings import meanings_to_record, recorded_meanings
 from nosync.lsm.columnar.hashing import hash64
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.manifests.manifest import SUMS
 from nosync.lsm.model.history import Span, views_of
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
@@ -291,5 +291,5 @@ class StoreRunner(Runner):
         changed = changed_stages(bound, recorded)
         returned = returned_stages(bound, recorded, self.store.node.histories(self.branch), at)
         anew = stages_to_bootstrap(bound, changed, other, self.flow.stages, of_views, (), returned)
-        self.store.node.timelines.create(name, self.branch, at, changed, anew)
+        self.store.node.timelines.create(name, self.branch, at, ChangedStages(tuple(changed), tuple(anew)))
         return StoreRunner(flow, self.store, 0, name, self.shards)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
+from nosync.lsm.manifests.branches import ChangedStages
 from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 from tests.helpers.branched import EPOCHS, FORK, SCHEMA, either, even, make_flow, rows, state
@@ -297,7 +298,7 @@ def test_a_branch_whose_new_update_began_without_a_state_goes_on_so(spark: Spark
     for t in range(4):
         job.advance(t, rows(spark, t))
     assert isinstance(store.node, Node)
-    store.node.create_branch("old", "main", 1, ["newest"], [])
+    store.node.create_branch("old", "main", 1, ChangedStages(("newest",)))
 
     def add(flow: nosync.Dataflow) -> object:
         return flow["sums"].update("newest", key=["word"], state="newest bigint", fn=newest_total)

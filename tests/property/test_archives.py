@@ -108,7 +108,7 @@ def test_what_is_known_of_epochs(course: list[tuple[str, int, int]], first: int)
                     store.node.archive_manifests()
             elif what == "branch" and main:
                 at = sorted(main)[n % len(main)]
-                store.node.create_branch(f"b{number}", "main", at, ())
+                store.node.create_branch(f"b{number}", "main", at)
                 model.branches[f"b{number}"] = {t: m for t, m in main.items() if t <= at}
             elif what == "rewind" and len(main) > 1:
                 at = sorted(main)[n % (len(main) - 1)]

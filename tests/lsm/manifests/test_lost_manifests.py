@@ -11,6 +11,7 @@ import pytest
 import nosync
 from nosync.cli import main
 from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.branches import ChangedStages
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
@@ -60,7 +61,7 @@ def test_the_first_manifest_of_a_branch_with_other_code(open_store: OpenStore) -
 
     for t in range(5):
         epoch(t, "f1", f"a{t}")
-    node.create_branch("b", "main", 2, ["c"])
+    node.create_branch("b", "main", 2, ChangedStages(("c",)))
     for t in range(3, 6):
         epoch(t, "f2", f"b{t}", "b")
     store.sync()
@@ -144,9 +145,9 @@ def test_a_branch_cannot_begin_in_what_was_merged_away(open_store: OpenStore) ->
         store.seal(t)
     for _ in store.node.compact():
         pass
-    store.node.create_branch("b", "main", 8, [])
+    store.node.create_branch("b", "main", 8)
     with pytest.raises(nosync.CompactedError, match="was merged away"):
-        store.node.create_branch("c", "main", 6, [])
+        store.node.create_branch("c", "main", 6)
 
 
 def test_what_is_passed_is_not_remembered(open_store: OpenStore) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import nosync
 from nosync.lsm.errors import SchemaError
-from nosync.lsm.manifests.branches import CREATE, CREATE_REPLACING, Refs, check_entry, creation
+from nosync.lsm.manifests.branches import CREATE, CREATE_REPLACING, ChangedStages, Refs, check_entry, creation
 from nosync.lsm.manifests.manifest import Histories
 from nosync.lsm.model.history import (
     Part,
@@ -86,7 +86,9 @@ def test_manifests_say_which_stretch_replaced_what() -> None:
 
 def test_a_branch_says_what_it_replaces_and_versions_that_do_not_know_it_refuse(tmp_path: Path) -> None:
     refs = Refs()
-    plain, entry = (creation(refs, "b", "main", 3, ["s"], ["s"], replaced) for replaced in ((), ("s",)))
+    plain, entry = (
+        creation(refs, "b", "main", 3, ChangedStages(("s",), ("s",), replaced)) for replaced in ((), ("s",))
+    )
     assert (plain["do"], entry["do"]) == (CREATE, CREATE_REPLACING)
     assert "replaced" not in plain
     assert refs.after(entry).timelines["b-1"].replaced == ("s",)
@@ -95,6 +97,6 @@ def test_a_branch_says_what_it_replaces_and_versions_that_do_not_know_it_refuse(
     with nosync.open(tmp_path / "store") as store:
         for t in range(4):
             publish(store, t)
-        store.node.create_branch("try", "main", 3, ["counts"], ["counts"], ["counts"])
+        store.node.create_branch("try", "main", 3, ChangedStages(("counts",), ("counts",), ("counts",)))
     with nosync.open(tmp_path / "store", read_only=True) as again:
         assert again.branches()["try"].replaced == ("counts",)

@@ -115,11 +115,11 @@ def test_a_look_at_the_newest_epoch_is_enough(open_store: OpenStore) -> None:
 def test_branches_that_others_count_for_are_noticed(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     record(store, range(EPOCHS))
-    store.node.create_branch("ours", "main", 5, [])
+    store.node.create_branch("ours", "main", 5)
     with nosync.open(tmp_path / "store", read_only=True) as reader:
         assert sorted(reader.branches()) == ["main", "ours"]
         store.node.discard([], [PurePosixPath("branches/1.json")])
-        store.node.create_branch("theirs", "main", 3, [])
+        store.node.create_branch("theirs", "main", 3)
         assert sorted(reader.branches()) == ["main", "theirs"]
 
 

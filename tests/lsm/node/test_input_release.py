@@ -115,7 +115,7 @@ def test_a_branch_holds_what_came_after_its_fork(open_store: OpenStore) -> None:
     for t in range(4):
         run(store, t)
     store.sync()
-    store.node.create_branch("try", "main", 1, [])
+    store.node.create_branch("try", "main", 1)
     node_of(store).release_inputs()
     assert files(store, "rows") == ["2-3-0.layer", "3-4-0.layer"]
     assert store.missing() == store.node.missing("try") == []

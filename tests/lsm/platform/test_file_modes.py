@@ -51,7 +51,7 @@ def test_data_directories_and_files(umask: int, open_store: OpenStore) -> None:
         store.append("words", t=t, rows=pa.table({"k": range(9), "v": [t] * 9}), key=["k"])
         store.seal(t)
     store.pin("p", 1)
-    store.node.create_branch("b", "main", 1, [])
+    store.node.create_branch("b", "main", 1)
     store.compact()
     store.sync()
     root = store.directory.root

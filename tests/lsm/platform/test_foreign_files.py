@@ -359,7 +359,7 @@ def test_every_small_file_with_any_text(open_store: OpenStore, text: bytes) -> N
     root = filled(open_store)
     with open_store() as store:
         store.pin("p", 1)
-        store.node.create_branch("b", "main", 1, [])
+        store.node.create_branch("b", "main", 1)
     bad = [
         root / "manifests" / "main" / "1.json",
         root / "branches" / "1.json",

@@ -98,7 +98,7 @@ def test_an_entry_that_cannot_follow_does_not_count(open_store: OpenStore) -> No
     store = open_store(settings=ALONE)
     put(store, 0)
     store.seal(0)
-    store.node.create_branch("b", "main", 0, [])
+    store.node.create_branch("b", "main", 0)
     root = store.directory.root
     (root / "branches" / "2.json").write_bytes(seal_json({"do": "delete", "name": "a"}))
     store.close()
@@ -119,7 +119,7 @@ def test_deleting_a_branch_takes_nothing_of_an_epoch_that_is_running(open_store:
     for t in range(3):
         put(store, t)
         store.seal(t)
-    store.node.create_branch("b", "main", 1, [])
+    store.node.create_branch("b", "main", 1)
     (raw,) = store.directory.traces("s")
     put(store, 3)  # published by a task, and not sealed yet
     for t in (2, 3):  # the branch has main's layers, and got further than main's manifests did
@@ -138,8 +138,8 @@ def test_a_rewind_or_promotion_that_is_refused_changes_nothing(open_store: OpenS
     for t in range(4):
         put(store, t)
         store.seal(t)
-    store.node.create_branch("kept", "main", 1, [])
-    store.node.create_branch("other", "main", 2, [])
+    store.node.create_branch("kept", "main", 1)
+    store.node.create_branch("other", "main", 2)
     before = store.branches(), list((store.directory.root / "branches").iterdir())
     for change in (lambda: store.rewind(1, name), lambda: store.node.promote("other", name)):
         with pytest.raises(nosync.InvalidInputError):
@@ -165,7 +165,7 @@ def test_a_branch_cannot_begin_where_history_was_merged_away(open_store: OpenSto
         put(store, t)
         store.seal(t)
     with pytest.raises(nosync.CompactedError, match="before 3 was merged away"):
-        store.node.create_branch("b", "main", 1, [])
+        store.node.create_branch("b", "main", 1)
     assert set(store.branches()) == {"main"}
 
 
@@ -194,8 +194,8 @@ def test_what_a_line_that_was_rewound_has_of_its_own_holds_its_inputs(open_store
     assert releasable_until(node.timelines, 5) == 5
     store.rewind(3, "old")
     assert releasable_until(node.timelines, 9) == 3
-    node.create_branch("b", "old", 5, [])
-    node.create_branch("c", "main", 1, [])
+    node.create_branch("b", "old", 5)
+    node.create_branch("c", "main", 1)
     assert releasable_until(node.timelines, 9) == 1
     node.delete_branch("c")
     assert releasable_until(node.timelines, 9) == 3

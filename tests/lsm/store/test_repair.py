@@ -12,7 +12,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.manifests.branches import read_refs
+from nosync.lsm.manifests.branches import ChangedStages, read_refs
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.manifests.remembered import ENTRY_META, KEY_GROUPS_META
 from nosync.lsm.platform.env import Env
@@ -119,8 +119,8 @@ def test_the_newest_entry_of_the_log(
 def test_an_entry_in_the_middle(open_store: OpenStore, capsys: pytest.CaptureFixture[str]) -> None:
     filled(open_store)
     store = open_store(settings=SETTINGS)
-    store.node.create_branch("other", "main", 3, ["c"])
-    store.node.create_branch("third", "main", 3, [])
+    store.node.create_branch("other", "main", 3, ChangedStages(("c",)))
+    store.node.create_branch("third", "main", 3)
     store.close()
     root = store.directory.root
     right = read_refs(root, Env())
@@ -133,8 +133,8 @@ def test_what_nothing_says_is_not_made_up(open_store: OpenStore, capsys: pytest.
     """Without the catalog a branch that was made with other code is not known: at the end of the log it is left out."""
     filled(open_store)
     store = open_store(settings=SETTINGS)
-    store.node.create_branch("other", "main", 3, ["c"])
-    store.node.create_branch("third", "main", 3, [])
+    store.node.create_branch("other", "main", 3, ChangedStages(("c",)))
+    store.node.create_branch("third", "main", 3)
     store.close()
     root = store.directory.root
     catalog = Catalog(root / "catalog")
