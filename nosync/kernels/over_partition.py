@@ -8,7 +8,7 @@ answer is the same in each run, where Spark's depends on how rows were shuffled.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ WHOLE, ROWS, PEERS = "whole", "rows", "peers"
 """Frames: the whole partition; its rows up to this one; those up to this one and all that the order puts beside it."""
 RANKS = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
 SHIFTS = ("lag", "lead")
+PLACES = ("first_value", "last_value", "nth_value")
 _MOST = 2**63
 _DIGITS = decimal.Context(prec=80)
 
@@ -45,24 +46,27 @@ class Between:
 
     lower: int | None
     """None: from the begin of the partition."""
-    upper: int
+    upper: int | None
+    """None: to its end."""
 
 
 @dataclass(frozen=True)
 class Within:
     """A frame of rows by the values that they are ordered by: `RANGE BETWEEN 6 PRECEDING AND CURRENT ROW` is from -6 to 0.
 
-    Of times these are microseconds, and of dates days. There is one column to order by.
+    Of times these are microseconds, of dates days, and of decimals units of their last digit. 0 is for all rows that the
+    order puts beside this one. Where there is another number, there is one column to order by.
     """
 
     lower: float | None
     """None: from the begin of the partition."""
-    upper: float
+    upper: float | None
+    """None: to its end."""
 
 
 @dataclass(frozen=True)
 class OverColumn:
-    """A column that is made: one of `RANKS` or `SHIFTS`, or count, sum, avg, min, max, first_value or last_value of a frame."""
+    """A column that is made: one of `RANKS` or `SHIFTS`, or count, sum, avg, min, max or one of `PLACES` of a frame."""
 
     name: str
     function: str
@@ -71,11 +75,11 @@ class OverColumn:
     """The column that it is of; None: it is of places only, or counts rows."""
     frame: str | Between | Within = WHOLE
     number: int = 1
-    """How many rows lag and lead go, and how many parts ntile makes."""
+    """How many rows lag and lead go, how many parts ntile makes, and which value of a frame nth_value is, from 1."""
     default: str | None = None
     """The column with what lag and lead give where there is no such row."""
     ignores_nulls: bool = False
-    """Says whether first_value and last_value pass over nulls."""
+    """Says whether `SHIFTS` and `PLACES` pass over nulls."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class _Partitions:
             default = None
             if column.default is not None:
                 default = as_array(rows.column(column.default)).take(pa.array(self.by_place))
-            return self._shifted(given, column.number if column.function == "lead" else -column.number, default)
+            by = column.number if column.function == "lead" else -column.number
+            return self._shifted(given, by, default, ignores_nulls=column.ignores_nulls)
         frame = self._within(rows, column.frame) if isinstance(column.frame, Within) else self._frame(column.frame)
         return self._over_frame(given, column, frame)
 
@@ -163,8 +168,11 @@ class _Partitions:
         in_larger = at < larger * (size + 1)
         return np.where(in_larger, at // (size + 1), larger + (at - larger * (size + 1)) // np.maximum(size, 1)) + 1
 
-    def _shifted(self, given: pa.Array, by: int, default: pa.Array | None) -> pa.Array:
+    def _shifted(self, given: pa.Array, by: int, default: pa.Array | None, *, ignores_nulls: bool) -> pa.Array:
         at = np.arange(len(given)) + by
+        if ignores_nulls and by:
+            valid = _valid(given)
+            at = _Counted(valid).place(at - by + (by > 0), by if by < 0 else by - 1)
         inside = (at >= self.start) & (at < self.end)
         found = given.take(pa.array(at, mask=~inside))
         return found if default is None else pc.if_else(pa.array(inside), found, default)
@@ -173,21 +181,27 @@ class _Partitions:
         places = np.arange(len(self.by_place))
         if not isinstance(frame, Between):
             return _Frame(self.start, {WHOLE: self.end, ROWS: places + 1, PEERS: self.peer_end}[frame])
-        end = np.clip(places + frame.upper + 1, self.start, self.end)
-        if frame.lower is None:
-            return _Frame(self.start, end)
-        widest = int((self.end - self.start).max(initial=0))
-        offsets = range(max(frame.lower, -widest), min(frame.upper, widest) + 1)
-        return _Frame(np.clip(places + frame.lower, self.start, end), end, offsets)
+        end = self.end if frame.upper is None else np.clip(places + frame.upper + 1, self.start, self.end)
+        return _Frame(self.start if frame.lower is None else np.clip(places + frame.lower, self.start, end), end)
 
     def _within(self, rows: pa.Table, frame: Within) -> _Frame:
-        """Returns the frame of each row by values: its neighbours are found by one search in all partitions."""
+        """Returns the frame of each row by values."""
+        begin = self.start if frame.lower is None else self.peer_start
+        end = self.end if frame.upper is None else self.peer_end
+        if frame.lower or frame.upper:
+            lowest, highest = self._searched(rows, frame.lower or 0, frame.upper or 0)
+            begin, end = lowest if frame.lower else begin, highest if frame.upper else end
+        end = np.maximum(end, self.start)
+        return _Frame(np.minimum(begin, end), end)
+
+    def _searched(self, rows: pa.Table, lower: float, upper: float) -> tuple[Indices, Indices]:
+        """Returns where the neighbours of each row begin and end by values, found by one search in all partitions."""
         (order,) = self.order
         column = as_array(rows.column(order.column)).take(pa.array(self.by_place))
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        valid = _valid(column)
         values = _as_numbers(column)[valid]
         sign, n = 1 if order.ascending else -1, len(values)
-        bounds = [values if by is None else _shifted_by(values, sign * by) for by in (frame.lower, frame.upper)]
+        bounds = [_shifted_by(values, sign * by) for by in (lower, upper)]
         # Numbers in the order of values and bounds; those of nulls are before or after all others.
         codes = np.unique(np.concatenate([values, *bounds]), return_inverse=True)[1] + 1
         most = int(codes.max(initial=0)) + 1
@@ -198,20 +212,13 @@ class _Partitions:
             of_all[valid] = found
             searched.append(self.start * (most + 1) + of_all)
         places, lowest, highest = searched
-        end = np.maximum(np.searchsorted(places, highest, side="right"), self.start)
-        if frame.lower is None:
-            return _Frame(self.start, end)
-        begin = np.minimum(np.searchsorted(places, lowest, side="left"), end)
-        at = np.arange(len(valid))
-        return _Frame(begin, end, range(int((begin - at).min(initial=0)), int((end - at).max(initial=0))))
+        return np.searchsorted(places, lowest, side="left"), np.searchsorted(places, highest, side="right")
 
     def _over_frame(self, given: pa.Array | None, column: OverColumn, frame: _Frame) -> pa.Array:
-        valid = np.ones(len(self.by_place), dtype=np.bool_)
-        if given is not None:
-            valid = given.is_valid().to_numpy(zero_copy_only=False)
-        if column.function in ("first_value", "last_value"):
+        valid = np.ones(len(self.by_place), dtype=np.bool_) if given is None else _valid(given)
+        if column.function in PLACES:
             assert given is not None, "they are of a column"
-            return given.take(_at_ends(valid, frame, column))
+            return given.take(_at_place(valid, frame, column))
         count = self._sums(valid.astype(np.int64), frame)
         if column.function == "count":
             return pa.array(count)
@@ -219,12 +226,10 @@ class _Partitions:
         nothing = count == 0
         if column.function in ("min", "max"):
             codes = _codes(given, Order("", ascending=column.function == "min", nulls_first=False))
-            best = self._first_of_smallest(codes, frame)
-            return given.take(pa.array(best, mask=nothing))
+            return given.take(pa.array(_first_of_smallest(codes, frame), mask=nothing))
         if pa.types.is_decimal(given.type):
             scale = given.type.scale
-            whole = [0 if v is None else int(v.scaleb(scale, _DIGITS)) for v in given.to_pylist()]
-            sums = self._sums(np.array(whole, dtype=object), frame)
+            sums = self._sums(np.array(_units(given), dtype=object), frame)
             shown = [None if none else _decimal(int(v), scale) for v, none in zip(sums, nothing, strict=True)]
             return pa.array(shown, column.type)
         numbers = pc.fill_null(given, pa.scalar(0, given.type)).to_numpy(zero_copy_only=False)
@@ -248,35 +253,18 @@ class _Partitions:
         return sums.astype(np.int64)
 
     def _sums(self, values: Any, frame: _Frame) -> Any:
-        """Returns the sum of each row's frame, added up in the order of the rows and within its partition only."""
-        if frame.offsets is not None:
-            found = np.zeros(len(values), dtype=values.dtype)
-            for at, inside in frame.rows_at():
-                found[inside] += values[at]
-            return found
+        """Returns the sum of each row's frame. Floats are added up in the order of its rows, as Spark does."""
+        if values.dtype != np.float64:
+            running = np.zeros(len(values) + 1, dtype=values.dtype)
+            np.cumsum(values, out=running[1:])  # where it wraps around 64 bits, so does the difference
+            return running[frame.end] - running[frame.begin]
+        if not np.array_equal(frame.begin, self.start):
+            return _sums_in_order(values, frame)
         running = np.empty(len(values), dtype=values.dtype)
         starts = np.flatnonzero(self.start == np.arange(len(values)))
         for start, stop in zip(starts, np.append(starts[1:], len(values)), strict=True):
             np.cumsum(values[start:stop], out=running[start:stop])
         return np.where(frame.is_empty, 0, running[frame.end - 1]) if len(values) else running
-
-    def _first_of_smallest(self, codes: Indices, frame: _Frame) -> Indices:
-        """Returns the place of the smallest code of each row's frame, the first of several."""
-        n = len(codes)
-        if frame.offsets is not None:
-            chosen = np.minimum(frame.begin, max(n - 1, 0))
-            for at, inside in frame.rows_at():
-                smaller = codes[at] < codes[chosen[inside]]
-                chosen[inside] = np.where(smaller, at, chosen[inside])
-            return chosen
-        best = np.empty(n, dtype=np.int64)
-        starts = np.flatnonzero(self.start == np.arange(n))
-        for start, stop in zip(starts, np.append(starts[1:], n), strict=True):
-            smallest = np.minimum.accumulate(codes[start:stop])
-            is_new = np.ones(stop - start, dtype=np.bool_)
-            is_new[1:] = np.diff(smallest) != 0
-            best[start:stop] = start + np.maximum.accumulate(np.where(is_new, np.arange(stop - start), 0))
-        return best[frame.end - 1] if n else best
 
 
 @dataclass(frozen=True)
@@ -285,36 +273,83 @@ class _Frame:
 
     begin: Indices
     end: Indices
-    offsets: range | None = None
-    """How far the rows of a frame are from its own row, where it does not begin with its partition."""
 
     @property
     def is_empty(self) -> Bools:
         empty: Bools = self.begin >= self.end
         return empty
 
-    def rows_at(self) -> Iterator[tuple[Indices, Bools]]:
-        """Yields, offset by offset, the places of the rows that are so far from others, and which others have one."""
-        assert self.offsets is not None, "it does not begin with its partition"
-        places = np.arange(len(self.begin))
-        for offset in self.offsets:
-            inside = (places + offset >= self.begin) & (places + offset < self.end)
-            yield places[inside] + offset, inside
+
+class _Counted:
+    """Finds the places of values that count, such as those that are not null."""
+
+    def __init__(self, counts: Bools) -> None:
+        self._places = np.flatnonzero(counts)
+        self._before = np.concatenate([[0], np.cumsum(counts)])
+
+    def place(self, begin: Indices, number: int) -> Indices:
+        """Returns the place of the value with a number, counted from a place on, where 0 is the first there and -1 the
+        last before it; -1 or a place beyond all where there is none.
+        """
+        places = np.concatenate([[-1], self._places, [len(self._before)]])
+        found: Indices = places[np.clip(self._before[begin] + number + 1, 0, len(places) - 1)]
+        return found
 
 
-def _at_ends(valid: Bools, frame: _Frame, column: OverColumn) -> pa.Array:
-    """Returns the first or the last place of each row's frame, or that of a value that is not null."""
-    n, places = len(valid), np.arange(len(valid))
-    if column.function == "first_value":
-        at = np.minimum(frame.begin, max(n - 1, 0))
-        if column.ignores_nulls and n:
-            following = np.append(np.minimum.accumulate(np.where(valid, places, n)[::-1])[::-1], n)
-            at = following[frame.begin]
-        return pa.array(np.minimum(at, max(n - 1, 0)), mask=frame.is_empty | (at >= frame.end))
-    at = frame.end - 1
-    if column.ignores_nulls and n:
-        at = np.maximum.accumulate(np.where(valid, places, -1))[at]
-    return pa.array(np.maximum(at, 0), mask=frame.is_empty | (at < frame.begin))
+def _sums_in_order(values: Any, frame: _Frame) -> Any:
+    """Returns sums, added up in the order of the rows: a row of each frame at a time, for the frames that have one left."""
+    found = np.zeros(len(values), dtype=values.dtype)
+    frames = np.flatnonzero(~frame.is_empty)
+    at, end = frame.begin[frames], frame.end[frames]
+    while len(frames):
+        found[frames] += values[at]
+        at += 1
+        is_left = at < end
+        if not is_left.all():
+            frames, at, end = frames[is_left], at[is_left], end[is_left]
+    return found
+
+
+def _first_of_smallest(codes: Indices, frame: _Frame) -> Indices:
+    """Returns the place of the smallest code of each row's frame, the first of several.
+
+    Two blocks of places, as long as a power of two, cover a frame. The smallest of a block is that of its halves.
+    """
+    n = len(codes)
+    best: Indices = np.minimum(frame.begin, max(n - 1, 0))
+    smallest, size = np.arange(n), 1
+    left = np.flatnonzero(~frame.is_empty)
+    while len(left):
+        begin, end = frame.begin[left], frame.end[left]
+        covered = end - begin <= 2 * size
+        here = left[covered]
+        best[here] = _smaller(codes, smallest[begin[covered]], smallest[end[covered] - size])
+        left, halves = left[~covered], smallest[size:]
+        smallest = _smaller(codes, smallest[: len(halves)], halves)
+        size *= 2
+    return best
+
+
+def _smaller(codes: Indices, left: Indices, right: Indices) -> Indices:
+    chosen: Indices = np.where(codes[right] < codes[left], right, left)
+    return chosen
+
+
+def _at_place(valid: Bools, frame: _Frame, column: OverColumn) -> pa.Array:
+    """Returns the place of the value that one of `PLACES` is, in each row's frame."""
+    last = column.function == "last_value"
+    number = column.number - 1 if column.function == "nth_value" else 0
+    at = frame.end - 1 if last else frame.begin + number
+    if column.ignores_nulls:
+        counted = _Counted(valid)
+        at = counted.place(frame.end, -1) if last else counted.place(frame.begin, number)
+    outside = frame.is_empty | (at < frame.begin) | (at >= frame.end)
+    return pa.array(np.where(outside, 0, at), mask=outside)
+
+
+def _valid(values: pa.Array) -> Bools:
+    valid: Bools = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def _bounds(begins: Bools) -> tuple[Indices, Indices]:
@@ -327,7 +362,7 @@ def _bounds(begins: Bools) -> tuple[Indices, Indices]:
 
 def _codes(values: pa.Array, order: Order) -> Indices:
     """Returns numbers that are in the order of values; equal ones have the same."""
-    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    valid = _valid(values)
     codes: Indices = np.zeros(len(values), dtype=np.int64)
     if pa.types.is_floating(values.type):  # NaN is the largest, and equal to itself; -0.0 is 0.0
         numbers = values.to_numpy(zero_copy_only=False)[valid] + 0.0
@@ -346,9 +381,13 @@ def _codes(values: pa.Array, order: Order) -> Indices:
 
 
 def _as_numbers(values: pa.Array) -> Any:
-    """Returns numbers, one for each value: of dates days, of times microseconds. Those of nulls mean nothing."""
-    if pa.types.is_floating(values.type):
-        return values.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
+    """Returns numbers, one for each value: of dates days, of times microseconds, of decimals units of their last digit.
+    Those of nulls mean nothing.
+    """
+    if pa.types.is_floating(values.type):  # a float stays one: 0.1 beside it is no double
+        return values.fill_null(0.0).to_numpy(zero_copy_only=False) + values.type.to_pandas_dtype()(0)
+    if pa.types.is_decimal(values.type):
+        return np.array(_units(values), dtype=object)
     if pa.types.is_date(values.type):
         values = values.cast(pa.int32())
     elif pa.types.is_timestamp(values.type):
@@ -359,7 +398,7 @@ def _as_numbers(values: pa.Array) -> Any:
 def _shifted_by(values: Any, by: float) -> Any:
     """Returns values and a number, added; a sum beyond 64 bits is the last number there."""
     if values.dtype != np.int64:
-        return values + by
+        return values + (values.dtype.type(by) if values.dtype != object else int(by))
     whole = int(by)
     last = np.iinfo(np.int64).max if whole >= 0 else np.iinfo(np.int64).min
     fits = values <= last - whole if whole >= 0 else values >= last - whole
@@ -368,3 +407,9 @@ def _shifted_by(values: Any, by: float) -> Any:
 
 def _decimal(value: int, scale: int) -> decimal.Decimal:
     return decimal.Decimal(value).scaleb(-scale, _DIGITS)
+
+
+def _units(values: pa.Array) -> list[int]:
+    """Returns decimals in units of their last digit. Those of nulls are 0."""
+    scale = values.type.scale
+    return [0 if v is None else int(v.scaleb(scale, _DIGITS)) for v in values.to_pylist()]

@@ -55,10 +55,11 @@ def test_places_and_sums_are_those_of_pandas(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper"), [(-2, 0), (-1, 1), (1, 3), (-4, -2), (None, -1), (None, 2), (-100, 100), (2, 1)]
+    ("lower", "upper"),
+    [(-2, 0), (-1, 1), (1, 3), (-4, -2), (None, -1), (None, 2), (-100, 100), (2, 1), (0, None), (-3, None), (2, None)],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper: int) -> None:
+def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper: int | None) -> None:
     rows = rows_of(40, seed)
     frame = Between(lower, upper)
     functions = {
@@ -72,13 +73,14 @@ def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper:
     for ignores in (False, True):
         for name in ("first_value", "last_value"):
             columns.append(OverColumn(f"{name}{ignores}", name, pa.float64(), "x", frame, ignores_nulls=ignores))
+        columns.append(OverColumn(f"nth{ignores}", "nth_value", pa.float64(), "x", frame, 2, ignores_nulls=ignores))
     columns.append(OverColumn("whole", "sum", pa.int64(), "n", frame))
     found = OverPartition(("k",), (Order("id"),), tuple(columns))(rows).to_pylist()
     of_key = {key: sorted((row for row in found if row["k"] == key), key=lambda row: row["id"]) for key in "abc"}
     for partition in of_key.values():
         for place, row in enumerate(partition):
             begin = 0 if lower is None else max(0, place + lower)
-            inside = partition[begin : max(begin, place + upper + 1)]
+            inside = partition[begin:] if upper is None else partition[begin : max(begin, place + upper + 1)]
             there = [one["x"] for one in inside if one["x"] is not None]
             assert row["count_"] == len(there)
             assert row["sum_"] == (sum(there) if there else None)
@@ -89,20 +91,51 @@ def test_frames_of_rows_are_those_of_a_loop(seed: int, lower: int | None, upper:
             assert row["last_valueFalse"] == (inside[-1]["x"] if inside else None)
             assert row["first_valueTrue"] == (there[0] if there else None)
             assert row["last_valueTrue"] == (there[-1] if there else None)
+            assert row["nthFalse"] == (inside[1]["x"] if len(inside) > 1 else None)
+            assert row["nthTrue"] == (there[1] if len(there) > 1 else None)
             assert row["whole"] == (sum(one["n"] for one in inside) if inside else None)
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(-2, 0), (-1, 1), (1, 3), (None, -1), (None, 2.5), (-100, 100), (2, 1)])
+@pytest.mark.parametrize("by", [-3, -1, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_lag_and_lead_that_pass_over_nulls_are_those_of_a_loop(seed: int, by: int) -> None:
+    name = "lag" if by < 0 else "lead"
+    rows = rows_of(50, seed)
+    given = [OverColumn("got", name, pa.float64(), "x", number=abs(by), ignores_nulls=True)]
+    given += [OverColumn("else", name, pa.int64(), "n", number=abs(by), default="id", ignores_nulls=True)]
+    rows = rows.set_column(
+        3, "n", pa.array([None if row["id"] % 3 else row["n"] for row in rows.to_pylist()], pa.int64())
+    )
+    found = made(rows, Order("id"), *given).reset_index()
+    for _, partition in found.groupby("k"):
+        for place in range(len(partition)):
+            others = partition.iloc[:place][::-1] if by < 0 else partition.iloc[place + 1 :]
+            for column, of, otherwise in (("got", "x", np.nan), ("else", "n", partition["id"].iloc[place])):
+                there = others[of].dropna().tolist()
+                expected = there[abs(by) - 1] if len(there) >= abs(by) else otherwise
+                assert np.array_equal([partition[column].iloc[place]], [expected], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [(-2, 0), (-1, 1), (1, 3), (None, -1), (None, 2.5), (-100, 100), (2, 1), (0, None), (-1, None), (1, None), (0, 0)],
+)
 @pytest.mark.parametrize("order", [Order("x"), Order("x", False), Order("x", True, False), Order("x", False, False)])
-@pytest.mark.parametrize("dtype", [pa.float64(), pa.int32(), pa.timestamp("us", "UTC"), pa.date32()])
+@pytest.mark.parametrize(
+    "dtype",
+    [pa.float64(), pa.float32(), pa.int32(), pa.decimal128(9, 0), pa.timestamp("us", "UTC"), pa.date32()],
+    ids=str,
+)
 def test_frames_by_values_are_those_of_a_loop(
-    dtype: pa.DataType, order: Order, lower: float | None, upper: float
+    dtype: pa.DataType, order: Order, lower: float | None, upper: float | None
 ) -> None:
     rows = rows_of(70, 4)
     x = rows["x"].to_pylist()
     of_type = pa.array(x, pa.float64(), from_pandas=True).cast(pa.int32() if dtype == pa.date32() else pa.int64())
-    rows = rows.set_column(2, "x", pa.array(x) if dtype == pa.float64() else of_type.cast(dtype))
-    upper = upper if dtype == pa.float64() else int(upper)
+    if pa.types.is_decimal(dtype):
+        of_type = pa.array([None if v is None else decimal.Decimal(int(v)) for v in x], dtype)
+    rows = rows.set_column(2, "x", pa.array(x, dtype) if pa.types.is_floating(dtype) else of_type.cast(dtype))
+    upper = upper if pa.types.is_floating(dtype) or upper is None else int(upper)
     frame = Within(lower, upper)
     names = {"sum": pa.int64(), "count": pa.int64(), "min": pa.int64(), "max": pa.int64()}
     columns = [OverColumn(f"{name}_", name, type_, "n", frame) for name, type_ in names.items()]
@@ -114,9 +147,11 @@ def test_frames_by_values_are_those_of_a_loop(
         if one["k"] != row["k"] or (its is None and mine is None):
             return bool(one["k"] == row["k"])
         if its is None or mine is None:  # one of them is before all values, or after them
-            return lower is None and order.nulls_first is (its is None)
+            return (lower is None and order.nulls_first is (its is None)) or (
+                upper is None and order.nulls_first is (mine is None)
+            )
         far = (its - mine) * (1 if order.ascending else -1)
-        return (lower is None or far >= lower) and far <= upper
+        return (lower is None or far >= lower) and (upper is None or far <= upper)
 
     for row in found:
         there = [one for one in found if is_inside(one, row)]

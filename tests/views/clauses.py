@@ -143,6 +143,21 @@ CLAUSES: dict[str, str] = {
         max(price) OVER (PARTITION BY person ORDER BY at RANGE BETWEEN INTERVAL 90 MINUTES PRECEDING AND CURRENT ROW) AS best,
         avg(person) OVER (ORDER BY to_date(at) RANGE BETWEEN 1 PRECEDING AND 0 FOLLOWING) AS m,
         min(id) OVER (PARTITION BY item ORDER BY person DESC RANGE BETWEEN 3 PRECEDING AND 2 PRECEDING) AS f FROM orders""",
+    "frames to the end": """SELECT id,
+        sum(price) OVER (PARTITION BY item ORDER BY id ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS s,
+        sum(tax) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND UNBOUNDED FOLLOWING) AS t,
+        last_value(price) IGNORE NULLS OVER (ORDER BY id ROWS BETWEEN 2 FOLLOWING AND UNBOUNDED FOLLOWING) AS l,
+        min(price) OVER (PARTITION BY person ORDER BY at RANGE BETWEEN INTERVAL 1 HOUR FOLLOWING AND UNBOUNDED FOLLOWING) AS m,
+        count(*) OVER (ORDER BY item, person RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS n,
+        count(*) OVER (ORDER BY item RANGE BETWEEN CURRENT ROW AND CURRENT ROW) AS same FROM orders""",
+    "frames by decimals": """SELECT id,
+        sum(price) OVER (ORDER BY tax RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) AS s,
+        count(*) OVER (ORDER BY tax DESC RANGE BETWEEN 0.5 PRECEDING AND 0.25 FOLLOWING) AS n,
+        sum(person) OVER (ORDER BY cast(price AS float) RANGE BETWEEN 0.1F PRECEDING AND 2F FOLLOWING) AS f FROM orders""",
+    "other places": """SELECT id, lag(price) IGNORE NULLS OVER w AS before, lead(price, 2) IGNORE NULLS OVER w AS after,
+        nth_value(price, 2) OVER w AS second, nth_value(price, 2) IGNORE NULLS OVER w AS there,
+        nth_value(item, 3) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND UNBOUNDED FOLLOWING) AS third
+        FROM orders WINDOW w AS (PARTITION BY item ORDER BY id)""",
     "running by rows": """SELECT id, sum(person) OVER (PARTITION BY item ORDER BY price, id ROWS UNBOUNDED PRECEDING) AS s,
                           sum(person) OVER (PARTITION BY item ORDER BY price) AS peers FROM orders""",
     "lag": """SELECT id, lag(price) OVER w AS before, lead(item, 2, 'none') OVER w AS after
@@ -184,13 +199,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "itself": ("SELECT * FROM mine", r"TABLE_OR_VIEW_NOT_FOUND"),
     "syntax": ("SELEC id FROM orders", r"PARSE_SYNTAX_ERROR|Syntax error"),
     "correlation": ("SELECT corr(person, price) AS c FROM orders", r"corr\(.*no such aggregate"),
-    "frames": (
-        "SELECT id, sum(price) OVER (ORDER BY id ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS s FROM orders",
-        r"sum\(.*frames are translated but for those that end with",
-    ),
-    "ranges of decimals": (
-        "SELECT id, sum(price) OVER (ORDER BY tax RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) AS s FROM orders",
-        r"sum\(.*of a number that is no decimal",
+    "ranges of months": (
+        "SELECT id, count(*) OVER (ORDER BY at RANGE BETWEEN INTERVAL 1 MONTH PRECEDING AND CURRENT ROW) AS n FROM orders",
+        r"count\(.*frames of RANGE are by",
     ),
     "ranges of days": (
         "SELECT id, sum(price) OVER (ORDER BY at RANGE BETWEEN INTERVAL 1 DAY PRECEDING AND CURRENT ROW) AS s FROM orders",

@@ -194,16 +194,20 @@ class Queries:
             f"PARTITION BY {by} ORDER BY {order} {self._chance.choice(['', 'DESC', 'NULLS LAST', 'DESC NULLS FIRST'])}"
         )
         number = self._of(rel, INT, DOUBLE)
+        frames = ["", "RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING", "RANGE BETWEEN CURRENT ROW AND CURRENT ROW"]
+        if rel.columns[order] == INT:
+            frames += ["RANGE BETWEEN 2 PRECEDING AND 1 FOLLOWING", "RANGE BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING"]
+        framed = f"{ordered} {self._chance.choice(frames)}"
         made = [
             (f"rank() OVER ({ordered})", INT),
             (f"dense_rank() OVER ({ordered})", INT),
-            (f"count(*) OVER ({ordered})", INT),
+            (f"count(*) OVER ({framed})", INT),
         ]
         if number is not None:
             type_ = rel.columns[number]
             made += [
-                (f"sum({number}) OVER ({ordered})", type_), (f"max({number}) OVER (PARTITION BY {by})", type_),
-                (f"min({number}) OVER ({ordered})", type_), (f"avg({number}) OVER (PARTITION BY {by})", DOUBLE),
+                (f"sum({number}) OVER ({framed})", type_), (f"max({number}) OVER (PARTITION BY {by})", type_),
+                (f"min({number}) OVER ({framed})", type_), (f"avg({number}) OVER (PARTITION BY {by})", DOUBLE),
             ]  # fmt: skip
         text, type_ = self._chance.choice(made)
         name = self._name()

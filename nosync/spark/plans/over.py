@@ -10,7 +10,18 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from nosync.flow.stage import Stage
-from nosync.kernels.over_partition import PEERS, ROWS, VERSION, WHOLE, Between, Order, OverColumn, OverPartition, Within
+from nosync.kernels.over_partition import (
+    PEERS,
+    PLACES,
+    ROWS,
+    VERSION,
+    WHOLE,
+    Between,
+    Order,
+    OverColumn,
+    OverPartition,
+    Within,
+)  # fmt: skip
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refused
 from nosync.spark.plans.expressions import Expressions
@@ -23,6 +34,7 @@ _RANKS: Mapping[str, str] = {
 }  # fmt: skip
 _OF_VALUES: Mapping[str, str] = {
     "Count": "count", "Sum": "sum", "Average": "avg", "Min": "min", "Max": "max", "First": "first_value", "Last": "last_value",
+    "NthValue": "nth_value",
 }  # fmt: skip
 _FRAMES = {
     ("RowFrame", "UnboundedPreceding", "UnboundedFollowing"): WHOLE,
@@ -31,7 +43,7 @@ _FRAMES = {
     ("RangeFrame", "UnboundedPreceding", "CurrentRow"): PEERS,
 }
 
-_MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "DoubleType", "DateType")
+_MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType", "DecimalType", "DateType")
 """Types of columns that RANGE frames go by, by a number of their own type; of dates, of days."""
 _DAY_US = 86_400_000_000
 
@@ -117,33 +129,30 @@ def _column(window: Node, given: _Given) -> OverColumn:
         return OverColumn("", _RANKS[kind], type_, number=number)
     if kind in ("Lag", "Lead"):
         value, offset, default = items(function.children())[:3]
-        if bool(function.ignoreNulls()):
-            raise refused(window, "lag and lead that pass over nulls are not translated")
         is_null = kind_of(default) == "Literal" and default.nullable()
         otherwise = None if is_null else given.column(default)
         return OverColumn(
-            "", kind.lower(), type_, given.column(value), number=int(offset.eval(None)), default=otherwise
-        )
-    if kind != "AggregateExpression" or kind_of(function.aggregateFunction()) not in _OF_VALUES:
+            "", kind.lower(), type_, given.column(value), number=int(offset.eval(None)), default=otherwise,
+            ignores_nulls=bool(function.ignoreNulls()),
+        )  # fmt: skip
+    aggregate = function.aggregateFunction() if kind == "AggregateExpression" else function
+    if kind_of(aggregate) not in _OF_VALUES:
         raise refused(
             window,
-            "of functions OVER a window, ranks, lag, lead, count, sum, avg, min, max, first_value and last_value are "
-            "translated",
+            "of functions OVER a window, ranks, lag, lead, count, sum, avg, min, max, first_value, last_value and nth_value "
+            "are translated",
         )
-    if function.isDistinct() or found(function.filter()) is not None:
+    if kind == "AggregateExpression" and (function.isDistinct() or found(function.filter()) is not None):
         raise refused(window, "DISTINCT and FILTER are not translated OVER a window")
-    return _over_frame(window, function.aggregateFunction(), type_, given)
+    return _over_frame(window, aggregate, type_, given)
 
 
 def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given) -> OverColumn:
-    frame = window.windowSpec().frameSpecification()
-    bounds = (kind_of(frame.frameType()), kind_of(frame.lower()), kind_of(frame.upper()))
-    between = _FRAMES.get(bounds) or _between(frame, bounds) or _within(window, frame, bounds)
-    if between is None:
+    frame = _frame(window)
+    if frame is None:
         raise refused(
             window,
-            "frames are translated but for those that end with the partition and do not begin with it; and RANGE by a number, "
-            "days or seconds, of a number that is no decimal and no float, a date or a time",
+            "frames of RANGE are by a number of the type of the column, or by days or seconds of a date or a time",
         )
     kind, (child, *others) = kind_of(function), items(function.children())
     of_type = kind_of(child.dataType())
@@ -154,44 +163,47 @@ def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given)
     if kind == "Count" and others:
         raise refused(window, "count of several columns OVER a window is not translated")
     column = given.column(child) if kind != "Count" or child.nullable() else None
-    ignores = kind in ("First", "Last") and bool(function.ignoreNulls())
-    return OverColumn("", _OF_VALUES[kind], type_, column, between, ignores_nulls=ignores)
+    ignores = _OF_VALUES[kind] in PLACES and bool(function.ignoreNulls())
+    number = int(others[0].eval(None)) if kind == "NthValue" else 1
+    return OverColumn("", _OF_VALUES[kind], type_, column, frame, number, ignores_nulls=ignores)
 
 
-def _between(frame: Node, bounds: tuple[str, str, str]) -> Between | None:
-    """Returns a frame of rows that are so many places before or after the current row; None for another one."""
-    kind, lower, upper = bounds
-    if kind != "RowFrame" or upper == "UnboundedFollowing":
-        return None
-    places = [0 if name == "CurrentRow" else None for name in (lower, upper)]
-    for i, (name, bound) in enumerate(((lower, frame.lower()), (upper, frame.upper()))):
-        if name not in ("CurrentRow", "UnboundedPreceding"):
-            places[i] = int(bound.eval(None))
-    first, last = places
-    return None if last is None else Between(first, last)
-
-
-def _within(window: Node, frame: Node, bounds: tuple[str, str, str]) -> Within | None:
-    """Returns a frame of rows whose values are so far before or after that of the current row; None for another one."""
-    kind, lower, upper = bounds
-    orders = items(window.windowSpec().orderSpec())
-    if kind != "RangeFrame" or upper == "UnboundedFollowing" or len(orders) != 1:
-        return None
-    of_type = kind_of(orders[0].child().dataType())
-    distances: list[float | None] = []
+def _frame(window: Node) -> str | Between | Within | None:
+    """Returns the frame of a window function; None for one that is not translated."""
+    frame = window.windowSpec().frameSpecification()
+    by, lower, upper = (kind_of(one) for one in (frame.frameType(), frame.lower(), frame.upper()))
+    if (by, lower, upper) in _FRAMES:
+        return _FRAMES[by, lower, upper]
+    bounds: list[float | None] = []
     for name, bound in ((lower, frame.lower()), (upper, frame.upper())):
-        if name in ("CurrentRow", "UnboundedPreceding"):
-            distances.append(0 if name == "CurrentRow" else None)
-            continue
-        by = kind_of(bound.dataType())
-        if of_type in _MEASURED and (by == of_type or (of_type == "DateType" and by == "IntegerType")):
-            distances.append(bound.eval(None))
-        elif by == "DayTimeIntervalType" and of_type in ("DateType", "TimestampType", "TimestampNTZType"):
-            distances.append(_by_interval(window, int(bound.eval(None)), of_type))
+        if name in ("CurrentRow", "UnboundedPreceding", "UnboundedFollowing"):
+            bounds.append(0 if name == "CurrentRow" else None)
+        elif by == "RowFrame":
+            bounds.append(int(bound.eval(None)))
         else:
-            return None
-    first, last = distances
-    return None if last is None else Within(first, last)
+            (order,) = items(window.windowSpec().orderSpec())  # Spark takes no other for such a bound
+            distance = _distance(window, bound, order.child().dataType())
+            if distance is None:
+                return None
+            bounds.append(distance)
+    if by == "RowFrame":
+        first, last = (None if one is None else int(one) for one in bounds)
+        return Between(first, last)
+    return Within(*bounds)
+
+
+def _distance(window: Node, bound: Node, of: Node) -> float | None:
+    """Returns how far a bound of a RANGE is, as `Within` has it; None for one that is not translated."""
+    of_type, by = kind_of(of), kind_of(bound.dataType())
+    if by == "DayTimeIntervalType" and of_type in ("DateType", "TimestampType", "TimestampNTZType"):
+        return _by_interval(window, int(bound.eval(None)), of_type)
+    if of_type == "DecimalType":
+        same = bound.dataType().equals(of)
+        return int(str(bound.eval(None).toJavaBigDecimal().unscaledValue())) if same else None
+    if of_type in _MEASURED and (by == of_type or (of_type == "DateType" and by == "IntegerType")):
+        distance: float = bound.eval(None)
+        return distance
+    return None
 
 
 def _by_interval(window: Node, us: int, of_type: str) -> int:
