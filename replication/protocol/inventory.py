@@ -23,6 +23,7 @@ from nosync.replication.protocol.file_names import EPOCHS_OF_GROUP, LAYERS, File
 
 _HASH_BITS = 128
 _ORDER = attrgetter("name.order", "name")
+_BEGIN = attrgetter("lower")
 
 
 class Inventory:
@@ -190,7 +191,7 @@ Stretches = tuple[list[Time], list[Time]]
 def _stretches(layers: Iterable[Description]) -> Stretches:
     begins: list[Time] = []
     ends: list[Time] = []
-    for d in sorted(layers):
+    for d in sorted(layers, key=_BEGIN):
         if ends and d.lower <= ends[-1]:
             ends[-1] = max(ends[-1], d.upper)
         else:
@@ -235,5 +236,9 @@ def _missing_layers(mine: Mapping[Description, FileName], theirs: Mapping[Descri
     """Returns the widest of their layers that hold anything which ours do not."""
     ours = _stretches(mine)
     lacking = [d for d in theirs if d not in mine and not _is_within(ours, d)]
-    chosen = [d for d in lacking if not any(o != d and o.covers(d) for o in lacking)]
-    return [theirs[d] for d in sorted(chosen)]
+    chosen: list[Description] = []
+    # Of two of the same time range, the one that was merged last: the other goes soon.
+    for d in sorted(lacking, key=lambda d: (d.lower, -d.upper, -d.since)):
+        if not chosen or d.upper > chosen[-1].upper:
+            chosen.append(d)
+    return [theirs[d] for d in chosen]

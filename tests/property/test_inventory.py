@@ -15,7 +15,9 @@ from nosync.replication.protocol.inventory import Inventory, covers, in_order, m
 from nosync.replication.protocol.placement import NodeId, replica_set
 
 TRACE = TraceId("s", "f", Shard(0))
-ranges = st.tuples(st.integers(0, 9), st.integers(1, 5)).map(lambda r: Description(pack(r[0]), pack(r[0] + r[1])))
+ranges = st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 1)).map(
+    lambda r: Description(pack(r[0]), pack(r[0] + r[1]), pack(r[2]))
+)
 layers = st.sets(ranges, max_size=8)
 
 
