@@ -98,8 +98,10 @@ def test_daemons_refuse_the_revoked_without_a_restart(tmp_path: Path, node: str)
             publish(store, 1)
         eventually("peers are linked as before", lambda: daemons.safe_point("n1") == 1)
         other = "n2" if node == "n1" else "n1"
+        before = read_revoked(tls / REVOKED)
         main(["certs", "revoke", str(tls), node])
-        eventually("the peer is refused", lambda: "was revoked" in daemons.log(other))
+        (serial,) = read_revoked(tls / REVOKED) - before
+        eventually("the peer is refused", lambda: f"was revoked (serial {serial:x})" in daemons.log(other))
         with daemons.open(other) as store:
             publish(store, 2)
             assert store.safe_point() == 1, "nothing goes over any more"

@@ -372,8 +372,13 @@ def test_nothing_is_left_of_a_tester_that_is_gone() -> None:
         gc.collect()
         return sum(isinstance(found, Node) for found in gc.get_objects())
 
+    def small() -> FlowTester:
+        tester = FlowTester(orders())
+        tester.advance({"orders": [{"customer": "ada", "amount": 3}]})
+        return tester
+
     before = nodes()
     for _ in range(3):
-        ran("many")
-    ran("many").close()
+        small()
+    small().close()
     assert nodes() == before
