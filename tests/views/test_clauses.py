@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nosync
+from nosync.spark.session import ZONE, conf_set
 from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, named, parts, run
 from tests.views.clauses import CLAUSES, REFUSED
@@ -35,6 +36,19 @@ def test_some_views_are_what_spark_gives(spark: SparkSession, open_store: OpenSt
 def test_all_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore, seed: int, part: int) -> None:
     shards = [1, 4, 4, 2] if seed % 2 else [2, 2, 3]
     run(spark, open_store(), {name: VIEWS[name] for name in PARTS[part]}, Inputs(seed), 4, shards)
+
+
+def test_frames_of_days_are_refused_in_a_zone_where_clocks_change(spark: SparkSession) -> None:
+    query = (
+        "SELECT count(*) OVER (ORDER BY at RANGE BETWEEN INTERVAL 7 DAYS PRECEDING AND CURRENT ROW) AS n FROM orders"
+    )
+    flow = flow_over_inputs()
+    with (
+        conf_set(spark, {ZONE: "Europe/Rome"}),
+        pytest.raises(nosync.FlowError, match="as in Europe/Rome, a day is not"),
+    ):
+        flow.sql("mine", query, spark=spark)
+    flow.sql("mine", query, spark=spark)
 
 
 @pytest.mark.parametrize("clause", REFUSED)

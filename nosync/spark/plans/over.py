@@ -24,6 +24,7 @@ from nosync.kernels.over_partition import (
 )  # fmt: skip
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refused
+from nosync.spark.plans.event_time import length_us
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 from nosync.spark.versions import arrow_schema
@@ -85,12 +86,12 @@ class Over:
         """Returns a relation with the columns that a plan's window functions make."""
         texts = [self._expressions.of(one, relation) for one in items(plan.partitionSpec())]
         keys = {named("partition", str(text)): text for text in texts}
-        given = _Given(self._expressions, relation)
+        given, zone = _Given(self._expressions, relation), str(plan.conf().sessionLocalTimeZone())
         order = given.order(items(plan.orderSpec()))
         made: dict[int, OverColumn] = {}
         types = dict(relation.types)
         for output in items(plan.windowExpressions()):
-            column = _column(output.child(), given)
+            column = _column(output.child(), given, zone)
             what = (relation.stage.name, *keys, *map(repr, order), repr(column))
             made[id_of(output)] = replace(column, name=named(str(output.name()), *what))
             types[made[id_of(output)].name] = output.dataType()
@@ -120,7 +121,7 @@ class Over:
         return self._stages.per_key("over", before, list(keys), function, f"{VERSION} {function!r}", schema)
 
 
-def _column(window: Node, given: _Given) -> OverColumn:
+def _column(window: Node, given: _Given, zone: str) -> OverColumn:
     """Returns the column of a window function, without a name."""
     function = window.windowFunction()
     type_, kind = _arrow(window.dataType()), kind_of(function)
@@ -144,11 +145,11 @@ def _column(window: Node, given: _Given) -> OverColumn:
         )
     if kind == "AggregateExpression" and (function.isDistinct() or found(function.filter()) is not None):
         raise refused(window, "DISTINCT and FILTER are not translated OVER a window")
-    return _over_frame(window, aggregate, type_, given)
+    return _over_frame(window, aggregate, type_, given, zone)
 
 
-def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given) -> OverColumn:
-    frame = _frame(window)
+def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given, zone: str) -> OverColumn:
+    frame = _frame(window, zone)
     if frame is None:
         raise refused(
             window,
@@ -168,7 +169,7 @@ def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given)
     return OverColumn("", _OF_VALUES[kind], type_, column, frame, number, ignores_nulls=ignores)
 
 
-def _frame(window: Node) -> str | Between | Within | None:
+def _frame(window: Node, zone: str) -> str | Between | Within | None:
     """Returns the frame of a window function; None for one that is not translated."""
     frame = window.windowSpec().frameSpecification()
     by, lower, upper = (kind_of(one) for one in (frame.frameType(), frame.lower(), frame.upper()))
@@ -182,7 +183,7 @@ def _frame(window: Node) -> str | Between | Within | None:
             bounds.append(int(bound.eval(None)))
         else:
             (order,) = items(window.windowSpec().orderSpec())  # Spark takes no other for such a bound
-            distance = _distance(window, bound, order.child().dataType())
+            distance = _distance(window, bound, order.child().dataType(), zone)
             if distance is None:
                 return None
             bounds.append(distance)
@@ -192,11 +193,16 @@ def _frame(window: Node) -> str | Between | Within | None:
     return Within(*bounds)
 
 
-def _distance(window: Node, bound: Node, of: Node) -> float | None:
-    """Returns how far a bound of a RANGE is, as `Within` has it; None for one that is not translated."""
+def _distance(window: Node, bound: Node, of: Node, zone: str) -> float | None:
+    """Returns how far a bound of a RANGE is, as `Within` has it; None for one that is not translated.
+
+    Raises UnsupportedQueryError where that depends on when clocks are changed.
+    """
     of_type, by = kind_of(of), kind_of(bound.dataType())
-    if by == "DayTimeIntervalType" and of_type in ("DateType", "TimestampType", "TimestampNTZType"):
-        return _by_interval(window, int(bound.eval(None)), of_type)
+    if by == "DayTimeIntervalType" and of_type in ("DateType", "TimestampNTZType"):
+        return int(bound.eval(None)) // (_DAY_US if of_type == "DateType" else 1)
+    if by == "DayTimeIntervalType" and of_type == "TimestampType":
+        return length_us(window, bound, zone)
     if of_type == "DecimalType":
         same = bound.dataType().equals(of)
         return int(str(bound.eval(None).toJavaBigDecimal().unscaledValue())) if same else None
@@ -204,21 +210,6 @@ def _distance(window: Node, bound: Node, of: Node) -> float | None:
         distance: float = bound.eval(None)
         return distance
     return None
-
-
-def _by_interval(window: Node, us: int, of_type: str) -> int:
-    """Returns how far an interval leads, in days or microseconds. Raises UnsupportedQueryError where that depends on when
-    clocks are changed.
-    """
-    if of_type == "DateType":
-        return us // _DAY_US
-    if of_type == "TimestampType" and abs(us) >= _DAY_US:
-        raise refused(
-            window,
-            "a day is not always of 24 hours in a zone of the session: order by unix_micros(...), RANGE by a number of "
-            "microseconds",
-        )
-    return us
 
 
 def _arrow(type_: Node) -> pa.DataType:
