@@ -24,7 +24,7 @@ DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test spark docs compat check format crash kills sim cluster model checkpoints parity views properties fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test spark docs compat check format crash kills sim remote cluster model checkpoints parity views properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -86,6 +86,11 @@ kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any momen
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+remote: setup  ## Copies in an object store under faults, from SEEDS=10000 seeds, then CYCLES=200 times kill -9 while they are made (an hour and a half).
+	$(BIN)/python -m tests.simulation.remote --seeds $(SEEDS)
+	@rm -rf build/remote && mkdir -p build/remote
+	$(BIN)/python -m tests.crash.remote_kills --cycles $(CYCLES) --url file://$(CURDIR)/build/remote
 
 cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
 	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s -v tests/cluster tests/job/test_replication.py \

@@ -1,6 +1,7 @@
 """kill -9 of a process that copies into an object store, again and again: nothing that was remotely safe is lost.
 
-`python -m tests.crash.remote_kills --cycles 300 --url s3://bucket/prefix` runs longer, against a store of yours.
+`make remote` runs longer; `python -m tests.crash.remote_kills --cycles 300 --url s3://bucket/prefix` against a store of
+yours.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow as pa
 import nosync
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.restore import restore
+from tests.helpers.progress import shown
 
 _STAGE = "s"
 _SLOWEST_S = 60.0
@@ -65,7 +67,7 @@ def run(cycles: int, url: str, directory: Path, seed: int = 0) -> int:
     """Kills the writer so many times; every few times its directory is lost as well. Returns the newest epoch."""
     random, root, acknowledged = np.random.default_rng(seed), directory / "store", -1
     newest = -1
-    for cycle in range(cycles):
+    for cycle in shown(cycles, "kills"):
         command = [sys.executable, "-m", "tests.crash.remote_kills", "--write", str(root), "--url", url]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None

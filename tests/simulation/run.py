@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
-import time
 
 from nosync.testing.simulation import Cluster
 from nosync.testing.simulation_oracle import SimulationError
+from tests.simulation.seeds import count_failures
 
 
 def failure_of(seed: int) -> str:
@@ -32,16 +31,7 @@ def main() -> None:
         finally:
             print("\n".join(cluster.trace))
         return
-    started, failed = time.perf_counter(), 0
-    with multiprocessing.Pool() as pool:
-        for seed, why in enumerate(pool.imap(failure_of, range(given.seeds), chunksize=20)):
-            if why:
-                failed += 1
-                print(f"{why}\n  again: make sim SEED={seed}", flush=True)
-            if (seed + 1) % 1000 == 0:
-                print(f"{seed + 1:,} seeds, {failed} failed, {time.perf_counter() - started:.0f} s", flush=True)
-    print(f"{given.seeds:,} seeds, {failed} failed, {time.perf_counter() - started:.0f} s")
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if count_failures(failure_of, range(given.seeds), "make sim SEED=") else 0)
 
 
 if __name__ == "__main__":
