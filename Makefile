@@ -49,7 +49,7 @@ test: setup  ## Run the tests (15 to 35 minutes on 2 cores). Long ones with Spar
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist worksteal --durations=10
 
-spark: setup  ## The long tests with Spark that have no target of their own (nine minutes).
+spark: setup  ## The long tests with Spark that have no target of their own (twenty minutes).
 	NOSYNC_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'spark and long' --dist loadfile --durations=10 \
 		--ignore=tests/compat --ignore=tests/checkpoints --ignore=tests/cluster --ignore=tests/parity --ignore=tests/views
 
@@ -82,7 +82,7 @@ crash: setup  ## The kill -9 loop, CYCLES=200 times (ten minutes).
 
 kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment, and as often a job that writes into tables.
 	NOSYNC_SINK_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_table_sinks.py -k whenever
-	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
+	NOSYNC_LONG=1 NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

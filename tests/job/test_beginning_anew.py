@@ -232,6 +232,7 @@ def with_time_and_rounds(condition: str) -> nosync.Dataflow:
     return flow
 
 
+@pytest.mark.long
 def test_windows_that_close_and_loops_begin_anew_and_are_recovered(spark: SparkSession, open_store: OpenStore) -> None:
     """What windows make of it is checked in tests/property/test_beginning_anew_by_time.py."""
     store = open_store()

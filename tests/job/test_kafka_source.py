@@ -83,6 +83,7 @@ def test_a_batch_that_failed_is_given_again_with_its_messages(
     assert len(given) == 4, "each message once"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sealing_fails_once")
 def test_a_batch_that_is_given_again_with_a_message_less_stops_the_job(
     spark: SparkSession, open_store: OpenStore, servers: str, tmp_path: Path

@@ -202,6 +202,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.long("make kills")
 @pytest.mark.timeout(3600)
 def test_killing_the_driver_changes_no_output(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     files = max(FILES, 7 * KILLS)  # more than are done between two kills

@@ -116,6 +116,7 @@ def with_update(level: int, factor: int = 1, *, counted: bool = True) -> nosync.
     return flow if counted else flow.changed(drop=["larges"])
 
 
+@pytest.mark.long
 def test_an_update_behind_another_filter_begins_anew_and_goes_on_through_restarts(
     spark: SparkSession, open_store: OpenStore
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_bad_record_in_a_stream_is_fixed_and_the_stream_goes_on(
     assert fixed.last_sealed() == FILES - 1
 
 
+@pytest.mark.long
 def test_shards_change_while_a_stream_runs(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     write_input(tmp_path / "in")
     rows = read_stream(spark, tmp_path / "in")

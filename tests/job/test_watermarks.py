@@ -103,6 +103,7 @@ def test_every_way_to_run_epochs_gives_the_same_answer(spark: SparkSession, open
     assert found(together) == expected
 
 
+@pytest.mark.long
 def test_status_says_which_input_holds_a_window_back(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +140,7 @@ def test_an_input_that_is_idle_is_not_waited_for(spark: SparkSession, open_store
     assert late == [0, 0, 0, 0, 1, 1 + len(rows("b", 5))]
 
 
+@pytest.mark.long
 def test_stores_go_on_as_they_were_written(spark: SparkSession, open_store: OpenStore) -> None:
     """`policy="max"` writes what versions before wrote, who recorded nothing of it. Rows of b are late by the fastest from
     the third epoch on, for it is the watermark of the epoch before that counts.
@@ -175,6 +177,7 @@ def test_stores_go_on_as_they_were_written(spark: SparkSession, open_store: Open
     assert nosync.Job(declared(policy="min"), new._store, spark=spark).flow.stages["w"].fingerprint != fingerprint
 
 
+@pytest.mark.long
 def test_nobody_sees_which_input_a_row_came_by(spark: SparkSession, open_store: OpenStore) -> None:
     store = open_store()
     job = nosync.Job(declared(later=True), store, spark=spark, shards=2)

@@ -26,6 +26,7 @@ def rows(*given: tuple[datetime.datetime, str, int]) -> pa.Table:
     return pa.table({name: pa.array([row[i] for row in given], type_) for i, (name, type_) in enumerate(TYPES.items())})
 
 
+@pytest.mark.long("make parity")
 def test_times_before_1970_are_late_in_spark_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Its watermark begins there, and not with the first row."""
     case = BY_NAME["tumbling-append"]
@@ -37,6 +38,7 @@ def test_times_before_1970_are_late_in_spark_alone(spark: SparkSession, tmp_path
     assert [row[-1] for row in here] == [1]
 
 
+@pytest.mark.long("make parity")
 def test_null_keys_match_nothing_in_a_full_interval_join(spark: SparkSession, tmp_path: Path) -> None:
     """As in SQL, and in a batch of Spark. In a stream Spark joins them with each other."""
     case = BY_NAME["interval-full-append"]
@@ -48,6 +50,7 @@ def test_null_keys_match_nothing_in_a_full_interval_join(spark: SparkSession, tm
     assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter(), "neither is over yet"
 
 
+@pytest.mark.long("make parity")
 def test_a_null_key_moves_the_watermark_of_a_join(spark: SparkSession, tmp_path: Path) -> None:
     """Spark leaves it out before the watermark, so what it would make final is not final there."""
     case = BY_NAME["interval-left-append"]

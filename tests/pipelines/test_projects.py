@@ -98,6 +98,7 @@ def test_equal_rows_of_a_table_are_counted_and_one_of_them_may_go(spark: SparkSe
     assert project.rows("items") == Counter()
 
 
+@pytest.mark.long
 def test_windows_of_a_streaming_table_come_once_when_they_are_over(spark: SparkSession, tmp_path: Path) -> None:
     text = (
         "@dp.table\ndef busy():\n"
@@ -207,6 +208,7 @@ def test_a_view_that_is_edited_may_have_other_columns(small: Project) -> None:
     assert small.rows("totals", as_of=0) == counted(("ann", 5.0), ("bob", 20.0))
 
 
+@pytest.mark.long
 def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     small.run()
     small.write("small", SMALL.replace('table("orders").where("amount > 0")', 'table("orders").where("amount > 10")'))
@@ -288,6 +290,7 @@ def test_an_input_under_another_name_is_refused_and_nothing_changes(small: Proje
         assert [*store.branches()] == ["main"]
 
 
+@pytest.mark.long
 def test_datasets_that_are_added_have_what_is_recorded(small: Project) -> None:
     small.run()
     small.write("more", "CREATE MATERIALIZED VIEW large AS SELECT customer FROM orders WHERE amount > 10;")
@@ -302,6 +305,7 @@ def test_datasets_that_are_added_have_what_is_recorded(small: Project) -> None:
     assert small.rows("names") == counted(("ann",), ("bob",), ("eve",))
 
 
+@pytest.mark.long
 def test_a_streaming_table_takes_no_rows_back_where_a_view_below_it_is_edited(small: Project) -> None:
     """It goes on with the new query. And an edited materialized view that only filters takes rows back."""
     below = (

@@ -61,6 +61,7 @@ def test_regression(spark: SparkSession, tmp_path: Path) -> None:
     assert np.allclose(found[-1]["north"], regression.TRUE["north"], atol=0.05)
 
 
+@pytest.mark.long
 def test_rewound_sinks(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong, right, known = rewound_sinks.run(spark, tmp_path)
     assert wrong == Counter(" ".join(rewound_sinks.LINES).split())

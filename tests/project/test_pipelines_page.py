@@ -72,9 +72,9 @@ def test_the_page_is_followed(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("run nowhere/", "nowhere"),
-        ("run . --as-of 3", "--branch"),
-        ("run . --branch a --shards 2", "--shards"),
-        ("run .", "neither"),
+        pytest.param("run . --as-of 3", "--branch", marks=pytest.mark.long),
+        pytest.param("run . --branch a --shards 2", "--shards", marks=pytest.mark.long),
+        pytest.param("run .", "neither", marks=pytest.mark.long),
         ("run . --branch a --store s", "spark-pipeline.yml"),
     ],
 )

@@ -94,6 +94,7 @@ def test_the_page_that_converts_a_streaming_job(
     assert capsys.readouterr().out == "rows that differ: 0\n"
 
 
+@pytest.mark.long
 def test_the_page_on_kafka(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +205,7 @@ def test_the_tutorial(
     assert "keys changed" in printed
 
 
+@pytest.mark.long
 def test_the_page_of_daemons(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +244,7 @@ def test_the_page_of_daemons(
     assert "|   a|  6|" in printed
 
 
+@pytest.mark.long
 def test_the_what_if_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,7 +143,9 @@ def test_windows_of_a_query_are_run_by_the_driver(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "loop" else [pytest.mark.long]) for name in MANY]
+)
 def test_functions_of_users_may_run_in_the_driver(
     name: str, spark: SparkSession, open_store: OpenStore, in_driver: list[int]
 ) -> None:

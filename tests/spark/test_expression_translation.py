@@ -88,10 +88,11 @@ def check_alike(expression: str, rows: pa.Table, columns: str, spark: SparkSessi
     """Asserts that a condition, and the same as a column, have Spark's values. Returns how many of both were evaluated."""
     from pyspark.errors import PySparkException
 
-    evaluated = 0
+    evaluated, there = 0, None
     rows = rows.append_column("number", pa.array(range(rows.num_rows)))
     given = spark.createDataFrame(rows, f"{columns}, number bigint")
-    for query in (given.where(expression), given.selectExpr("number", f"{expression} AS made", "1 AS one")):
+    as_column = given.selectExpr("number", f"{expression} AS made", "1 AS one")
+    for query in (given.where(expression), as_column):
         found = step(query)
         if found is None:
             continue
@@ -99,14 +100,16 @@ def check_alike(expression: str, rows: pa.Table, columns: str, spark: SparkSessi
             made, numbers = applied([found], rows)
         except pa.ArrowException:
             continue  # which Spark is asked for
-        shown = ["number"] if found.condition is not None else ["number", "made", "one"]
         try:
-            there = query.select(*shown).toArrow()
+            there = as_column.toArrow() if there is None else there
         except PySparkException as error:
             raise AssertionError(f"Spark refuses {expression}, which Python evaluates") from error
         evaluated += 1
-        assert made.select(shown).to_pylist() == there.to_pylist(), expression
-        assert made.select(shown).schema.types == there.schema.types, expression
+        is_condition = found.condition is not None
+        shown = ["number"] if is_condition else ["number", "made", "one"]
+        expected = (there.filter(there["made"]) if is_condition else there).select(shown)
+        assert made.select(shown).to_pylist() == expected.to_pylist(), expression
+        assert made.select(shown).schema.types == expected.schema.types, expression
         assert made.column("number").to_pylist() == numbers.tolist()
     return evaluated
 

@@ -33,7 +33,7 @@ def ran(name: str, shards: int = 2) -> FlowTester:
 @pytest.mark.spark
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "windows" else [pytest.mark.long]) for name in FLOWS]
+    "name", [pytest.param(name, marks=[] if name == "loop" else [pytest.mark.long]) for name in FLOWS]
 )
 def test_layers_have_the_digests_that_they_have_on_spark(
     spark: SparkSession, open_store: OpenStore, name: str, shards: int

@@ -34,6 +34,7 @@ def with_pages(spark: SparkSession, least: int) -> nosync.Dataflow:
     return flow
 
 
+@LONG
 def test_a_view_that_only_filters_takes_back_what_its_query_gave_before(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def with_internal_stages(spark: SparkSession, least: int) -> nosync.Dataflow:
     return flow
 
 
+@LONG
 def test_an_edit_that_is_undone(spark: SparkSession, open_store: OpenStore) -> None:
     """Stages that it dropped come back, over an epoch that they missed."""
     store, names = open_store(retain=100), ("totals", "named", "places")
@@ -124,6 +126,7 @@ def test_an_edit_that_is_undone(spark: SparkSession, open_store: OpenStore) -> N
     assert {name: rows(job, name) for name in names} == now
 
 
+@LONG
 @pytest.mark.parametrize("shards", [2, 3])
 def test_views_begin_anew_over_rows_that_lie_in_other_shards_now(
     spark: SparkSession, open_store: OpenStore, shards: int
@@ -163,6 +166,7 @@ def test_views_begin_anew_over_rows_that_lie_in_other_shards_now(
         assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
+@LONG
 def test_a_view_that_is_changed_after_it_was_rescaled(spark: SparkSession, open_store: OpenStore) -> None:
     """What goes may be in another shard then than what came: it is said, and what to do."""
     store = open_store(retain=100)
@@ -366,6 +370,7 @@ def test_a_branch_of_a_branch_asks_a_third_question_and_one_is_promoted(
     assert job.verify_view("v").is_equal
 
 
+@LONG
 def test_a_sink_is_given_rows_with_the_same_columns_for_ever(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SHORT = ("session-append", "interval-left-append")
+SHORT = ("session-append",)
 BY_VIEWS = (
     *SHORT, "tumbling-append", "tumbling-update", "sliding-append", "duplicates-in-time-append", "within-append",
+    "interval-left-append",
     "interval-inner-append", "interval-right-append", "interval-full-append", "interval-left_semi-append",
     "window-of-windows-append", "dedupe-then-window-append",
 )  # fmt: skip

@@ -110,6 +110,7 @@ def columns_of(spark: SparkSession, text: str) -> list[str]:
     return session.sql(text).columns
 
 
+@pytest.mark.long("make views")
 @pytest.mark.parametrize(
     "name",
     [
