@@ -154,6 +154,8 @@ def _of_structure(name: str, node: Node, children: Sequence[Typed]) -> Typed | N
             return _cast(children[0], _text(node["dataType"]))
         case "CommonExpressionDef":
             return children[0]
+        case "TypedNullLiteral":  # of Spark 4.2's nullif: a null of the type of its child
+            return _null(children[0][1]), children[0][1]
         case "PreciseTimestampConversion":
             return _of_micros(children[0], _text(node["fromType"]), _text(node["toType"]))
         case "CreateNamedStruct":
