@@ -111,7 +111,8 @@ class Definitions(GraphElementRegistry):
 
     def register_auto_cdc_flow(self, flow: Any) -> None:
         where = self._location(flow.source_code_location)
-        self._check_conf(flow.spark_conf, flow.name or flow.target, where)
+        # Spark 4.2 has none in such a flow.
+        self._check_conf(getattr(flow, "spark_conf", None), flow.name or flow.target, where)
         self._add_changes(
             flow.target, flow.name or flow.target, where, str(flow.stored_as_scd_type or 1),
             Changes(flow.source, flow.keys, flow.sequence_by, flow.apply_as_deletes, flow.column_list or None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.version import Version
 
 import nosync
 from tests.pipelines.projects import Project
@@ -14,6 +16,9 @@ from tests.pipelines.texts import MORE, counted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 pytestmark = pytest.mark.spark
+CDC_IN_SQL = pytest.mark.skipif(
+    Version(importlib.metadata.version("pyspark")) < Version("4.3"), reason="AUTO CDC in SQL is of Spark 4.3"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,10 @@ pytestmark = pytest.mark.spark
         ("CREATE STREAMING TABLE a AS SELECT * FROM STREAM json.`data/` WHERE 1 IN (SELECT id FROM range(3));", "t.sql:1"),
         ("@dp.table\ndef a():\n    spark.range(1).createOrReplaceTempView('r')\n    rows = spark.readStream.schema('id int')"
          ".json('data/')\n    return rows.where('id IN (SELECT id FROM r)')", "joins a stream with a table"),
-        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t;\n"
-         "CREATE FLOW f AS INSERT INTO a BY NAME SELECT * FROM STREAM b;", "AUTO CDC, and can have no other flow"),
+        pytest.param(
+            "CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t;\n"
+            "CREATE FLOW f AS INSERT INTO a BY NAME SELECT * FROM STREAM b;", "AUTO CDC, and can have no other flow",
+            marks=CDC_IN_SQL),
         ("@dp.append_flow(target='b')\ndef a():\n    return spark.range(3)", "create_streaming_table\\('b'\\)"),
         ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
          "dp.create_streaming_table('a')\n"
@@ -59,7 +66,8 @@ pytestmark = pytest.mark.spark
         ("CREATE TABLE a (x int);", "t.sql:1: .*expected CREATE MATERIALIZED VIEW"),
         ("-- one\n\nCREATE MATERIALIZED VIEW a AS\nSELECT id FROM range(3)\nWHERE rand() > 0.5;", "rand.*line 5"),
         ("CREATE MATERIALIZED VIEW a AS SELECT * FROM nowhere;", "nowhere"),
-        ("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t STORED AS SCD TYPE 2;", "SCD type 2"),
+        pytest.param("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t STORED AS SCD TYPE 2;",
+                     "SCD type 2", marks=CDC_IN_SQL),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_path: Path, text: str, said: str) -> None:
@@ -109,6 +117,7 @@ def test_a_mistake_in_the_spec_is_named(spark: SparkSession, tmp_path: Path, spe
         project.declare()
 
 
+@CDC_IN_SQL
 def test_a_null_sequence_is_an_error_that_names_the_flow(spark: SparkSession, tmp_path: Path) -> None:
     feed = MORE[: MORE.index("@dp.materialized_view")]
     cdc = "CREATE STREAMING TABLE people FLOW AUTO CDC FROM STREAM(feed_input) KEYS (customer) SEQUENCE BY seq;"
