@@ -24,6 +24,7 @@ from nosync.lsm.errors import FlowError
 from nosync.pipelines.inputs import Inputs
 from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 from nosync.spark.plans.query import Planner
+from nosync.spark.session import active_in_jvm
 
 
 class NotYet(Exception):
@@ -84,8 +85,6 @@ class ProjectPlanner(Planner):
             with self._names_in(plan):
                 return sql(session, sqlQuery, *args, **kwargs)
 
-        jvm: Any = self.session._jvm
-        before = jvm.SparkSession.getActiveSession()
         with ExitStack() as stack:
             stack.enter_context(patch.object(DataFrameReader, "table", checked(table, is_stream=False)))
             stack.enter_context(patch.object(SparkSession, "table", checked(of_session, is_stream=False)))
@@ -95,11 +94,8 @@ class ProjectPlanner(Planner):
             stack.enter_context(
                 patch.object(SparkSession, "_activeSession", self.session)
             )  # what getActiveSession() returns
-            jvm.SparkSession.setActiveSession(self.session._jsparkSession)
-            try:
-                yield
-            finally:
-                jvm.SparkSession.setActiveSession(before.get() if before.isDefined() else self.spark._jsparkSession)
+            stack.enter_context(active_in_jvm(self.session))
+            yield
 
     @contextmanager
     def _names_in(self, plan: Node) -> Iterator[None]:

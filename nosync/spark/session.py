@@ -230,6 +230,21 @@ _turns: dict[str, threading.RLock] = {}
 
 
 @contextlib.contextmanager
+def active_in_jvm(session: SparkSession) -> Iterator[None]:
+    """Makes a session the active one of the JVM meanwhile: plans tell its settings, and not those of whichever was used last."""
+    sessions: Any = session._jvm.SparkSession  # type: ignore[union-attr]
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+@contextlib.contextmanager
 def turn_of(spark: SparkSession) -> Iterator[None]:
     """Gives the session to one epoch at a time: its settings are those of the epoch that runs, and another's rows could
     mean others.

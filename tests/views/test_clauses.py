@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nosync
-from nosync.spark.session import ZONE, conf_set
+from nosync.spark.session import ZONE, active_in_jvm, conf_set
 from tests.conftest import OpenStore
 from tests.views.both_ways import Inputs, flow_over_inputs, named, parts, run
 from tests.views.clauses import CLAUSES, REFUSED
@@ -44,6 +44,7 @@ def test_frames_of_days_are_refused_in_a_zone_where_clocks_change(spark: SparkSe
     )
     flow = flow_over_inputs()
     with (
+        active_in_jvm(spark.newSession()),  # whose zone is UTC
         conf_set(spark, {ZONE: "Europe/Rome"}),
         pytest.raises(nosync.FlowError, match="as in Europe/Rome, a day is not"),
     ):

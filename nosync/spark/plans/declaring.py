@@ -24,7 +24,7 @@ from nosync.spark.plans.catalyst import Node, Refused
 from nosync.spark.plans.query import Planner
 from nosync.spark.plans.translator import Translator
 from nosync.spark.schemas import parse_ddl
-from nosync.spark.session import check_session, expression_settings
+from nosync.spark.session import active_in_jvm, check_session, expression_settings
 
 _NAME_OF_STAGE = re.compile(r"[a-z]+-[0-9a-f]{10}\Z")
 """How stages of views are called, those that could not be made included."""
@@ -57,7 +57,8 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     _check_names(view.name, names)
     translator = Translator(planner.session, planner, flow, inputs, view.emit)
     try:
-        relation = translator.translate(analyzed)
+        with active_in_jvm(planner.session):
+            relation = translator.translate(analyzed)
         final = {name: quoted(relation.columns[i]) for i, name, _ in analyzed.columns}
         expressions = [text if text == quoted(name) else f"{text} AS {quoted(name)}" for name, text in final.items()]
         is_named = all(relation.columns[i] == name for i, name, _ in analyzed.columns)
