@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ _FRAMES = {
 _MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType", "DecimalType", "DateType")
 """Types of columns that RANGE frames go by, by a number of their own type; of dates, of days."""
 _DAY_US = 86_400_000_000
+_DIGITS = decimal.Context(prec=80)
 
 
 class _Given:
@@ -205,7 +207,7 @@ def _distance(window: Node, bound: Node, of: Node, zone: str) -> float | None:
         return length_us(window, bound, zone)
     if of_type == "DecimalType":
         same = bound.dataType().equals(of)
-        return int(str(bound.eval(None).toJavaBigDecimal().unscaledValue())) if same else None
+        return int(bound.eval(None).toJavaBigDecimal().scaleb(of.scale(), _DIGITS)) if same else None
     if of_type in _MEASURED and (by == of_type or (of_type == "DateType" and by == "IntegerType")):
         distance: float = bound.eval(None)
         return distance
