@@ -87,7 +87,7 @@ kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any momen
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
-remote: setup  ## Copies in an object store under faults, from SEEDS=10000 seeds, then CYCLES=200 times kill -9 while they are made (an hour and a half).
+remote: setup  ## Copies in an object store under faults, from SEEDS=10000 seeds, then CYCLES=200 times kill -9 while they are made (an hour).
 	$(BIN)/python -m tests.simulation.remote --seeds $(SEEDS)
 	@rm -rf build/remote && mkdir -p build/remote
 	$(BIN)/python -m tests.crash.remote_kills --cycles $(CYCLES) --url file://$(CURDIR)/build/remote
