@@ -284,15 +284,14 @@ class _Counted:
     """Finds the places of values that count, such as those that are not null."""
 
     def __init__(self, counts: Bools) -> None:
-        self._places = np.flatnonzero(counts)
         self._before = np.concatenate([[0], np.cumsum(counts)])
+        self._places = np.concatenate([[-1], np.flatnonzero(counts), [len(self._before)]])
 
     def place(self, begin: Indices, number: int) -> Indices:
         """Returns the place of the value with a number, counted from a place on, where 0 is the first there and -1 the
         last before it; -1 or a place beyond all where there is none.
         """
-        places = np.concatenate([[-1], self._places, [len(self._before)]])
-        found: Indices = places[np.clip(self._before[begin] + number + 1, 0, len(places) - 1)]
+        found: Indices = self._places[np.clip(self._before[begin] + number + 1, 0, len(self._places) - 1)]
         return found
 
 

@@ -7,7 +7,6 @@ yours.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -72,11 +71,10 @@ def run(cycles: int, url: str, directory: Path, seed: int = 0) -> int:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         end_s = time.monotonic() + _SLOWEST_S
-        os.set_blocking(process.stdout.fileno(), True)
         first = process.stdout.readline()  # it has begun to copy
         assert first, f"cycle {cycle}: the writer ended by itself"
         assert time.monotonic() < end_s
-        time.sleep(float(random.uniform(0.0, 0.4)))
+        time.sleep(float(random.uniform(0.0, 0.4)))  # not a wait: it is killed at any moment
         process.send_signal(signal.SIGKILL)
         said = [first, *process.stdout.read().splitlines()]
         process.wait()

@@ -123,6 +123,8 @@ def test_what_only_spark_can_tell_is_left_to_the_job() -> None:
     stamped = rows.flow.source("stamped", "at timestamp_ntz, seen date, c char(3)")
     rows.join("stamps", stamped, on=["at"])  # a setting says whether timestamps have a zone
     stamped.window("days", time="seen", size="1 day", **COUNT)
+    declared = {stage.name for stage in rows.flow.stages}
+    assert declared >= {"of_map", "of_select", "l", "of_comment", "of_case", "stamps", "days"}
     rows.aggregate("by_of_map", key=["origin"], n=nosync.count()).map("n", lambda t: t).dedupe("o", key=["p"])
 
 
@@ -232,11 +234,11 @@ def test_an_unknown_column_of_a_plain_condition(condition: str) -> None:
     ],
 )
 def test_conditions_that_may_be_right_are_left_to_spark(condition: str) -> None:
-    flights().where("late", condition)
+    assert flights().where("late", condition).kind == "where"
 
 
 def test_a_condition_over_what_only_the_job_knows_is_left_to_spark() -> None:
-    flights().map("mapped", lambda rows: rows).where("late", "dely > 10")
+    assert flights().map("mapped", lambda rows: rows).where("late", "dely > 10").inputs == ("mapped",)
 
 
 def test_a_field_of_a_long_name_is_read_at_once() -> None:

@@ -22,7 +22,7 @@ from nosync.kernels.over_partition import (
     OverColumn,
     OverPartition,
     Within,
-)  # fmt: skip
+)
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refused
 from nosync.spark.plans.event_time import length_us
@@ -45,7 +45,7 @@ _FRAMES = {
     ("RangeFrame", "UnboundedPreceding", "CurrentRow"): PEERS,
 }
 
-_MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType", "DecimalType", "DateType")
+_MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType", "DateType")
 """Types of columns that RANGE frames go by, by a number of their own type; of dates, of days."""
 _DAY_US = 86_400_000_000
 _DIGITS = decimal.Context(prec=80)
