@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import Batch, StateFile, StoreId, parse
+from nosync.checkpoints.names import Batch, BatchFile, StateFile, StoreId, parse
 from nosync.checkpoints.spark_files import read_commit, read_offsets
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.platform.env import storage_errors
@@ -97,8 +97,13 @@ class Follower:
             return list(files_below(self._source, self._keep.env))
 
     def _is_of(self, path: str, last: Batch | None) -> bool:
-        """Returns whether a file is finished once batch `last` is committed: of a batch that runs, states may change."""
+        """Returns whether a file is finished once batch `last` is committed: of a batch that runs, states may change.
+
+        A batch may be committed while all is listed. Its commit is not taken without its states: the next look takes both.
+        """
         file = parse(path.removesuffix(".crc"))
+        if isinstance(file, BatchFile) and file.log == "commits":
+            return last is not None and file.batch <= last
         return not isinstance(file, StateFile) or (last is not None and file.version <= last + 1)
 
     def _names_of(self, t: Batch) -> list[str]:

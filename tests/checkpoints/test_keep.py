@@ -445,3 +445,28 @@ def test_a_rewind_lets_go_of_entries_that_no_batch_before_read(tmp_path: Path) -
 def test_a_data_directory_on_an_object_store_is_refused_in_one_line() -> None:
     with pytest.raises(InvalidInputError, match="s3://bucket/data is not on this host: what is kept of checkpoints"):
         nosync.checkpoint("counts", "s3://bucket/data")
+
+
+def test_a_batch_that_is_committed_while_all_is_listed_is_taken_by_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit came without its states, and as the commit was known by then, they came ten seconds later, or never."""
+    query, keep = FakeQuery(tmp_path / "query", "changelog"), Keep(tmp_path / "data", "q", Env())
+    query.run()
+    query.run()
+    query.begin()
+    query.states()
+    follower = Follower(query.root, keep, list_every_s=1e9)
+    commits = follower._commits
+
+    def committed_after_it_was_asked() -> list[Batch]:
+        found = commits()
+        query.commit()
+        return found
+
+    monkeypatch.setattr(follower, "_commits", committed_after_it_was_asked)
+    follower.look()
+    monkeypatch.setattr(follower, "_commits", commits)
+    assert (keep.committed(), keep.safe()) == (1, 1)
+    follower.look()
+    assert (keep.committed(), keep.safe()) == (2, 2)
