@@ -148,8 +148,9 @@ class Merge:
             fields.append(pa.field(TIME_COLUMN, _index_type(len(self._times))))
         if any(layer.info.tombstones for layer in self.layers):
             fields.append(pa.field(TOMBSTONE_COLUMN, pa.bool_()))
-        if any(layer.has_expiries for layer in self.layers):
-            fields.append(pa.field(EXPIRED_COLUMN, pa.bool_()))
+            # A layer of which a merge left no tombstones has the column still: it says nothing then.
+            if any(layer.has_expiries for layer in self.layers):
+                fields.append(pa.field(EXPIRED_COLUMN, pa.bool_()))
         return pa.schema(fields)
 
     def _stored(self, rows: Rows, stored: pa.Schema) -> pa.RecordBatch:

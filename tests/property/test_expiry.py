@@ -223,6 +223,22 @@ def test_a_store_that_says_nothing_of_expiry_takes_results_back_as_it_did() -> N
         assert (stage.fingerprint == new.stages[name].fingerprint) == (name not in ("w", "u"))
 
 
+def test_what_merges_left_of_a_trace_with_expiries_is_merged_again(tmp_path: Path) -> None:
+    """The tombstones went, and the column that said which of them were expiries stayed: no merge took the layer any more."""
+    flow = nosync.Dataflow("f")
+    flow.source("l", "k string, x bigint").update("state", key=["k"], state="x bigint", fn=last_value_of("x"), ttl=3)
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=0)
+    with nosync.open(tmp_path / "s", settings=settings) as store:
+        runner = StoreRunner(flow, store, seed=1, shards=1)
+        expected: dict[str, tuple[int, int]] = {}
+        for t, keys in enumerate(["a", "b", "c", "", "z", "z", "z", "y", "", "", "", "z"]):
+            runner.advance(t, pairs([(k, t + 1) for k in keys], ("k", "x")))
+            expected = {k: at for k, at in expected.items() if t - at[1] < 3} | dict.fromkeys(keys, (t + 1, t))
+            store.compact()
+            assert {r["k"]: r["x"] for r in store.read("state").to_pylist()} == {k: x for k, (x, _) in expected.items()}
+            assert len([id for id in store.directory.layer_ids() if id.trace.stage == "state"]) == 1
+
+
 def test_the_change_feed_tells_expiries_from_deletions_before_and_after_merges(tmp_path: Path) -> None:
     flow = nosync.Dataflow("f")
     flow.source("l", "k string, x bigint").update("state", key=["k"], state="x bigint", fn=last_value_of("x"), ttl=2)
