@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,8 @@ class PerKey:
         return {"state": kept, **outputs} if outputs else kept
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in self.key)
+        # Python finds a NaN only by its identity, and Arrow makes a new one for each row.
+        return tuple(math.nan if row[name] != row[name] else row[name] for name in self.key)
 
     def _without_key(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.items() if name not in self.key}

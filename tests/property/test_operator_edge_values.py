@@ -160,6 +160,25 @@ def few(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.less(rows["dst"], 3))
 
 
+def count_rows(
+    key: tuple[Any, ...], changes: list[dict[str, Any]], state: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    return {"n": (state or {"n": 0})["n"] + len(changes)} if changes else None  # without changes its timer fired
+
+
+def test_a_function_of_one_key_is_called_once_for_all_rows_whose_key_is_not_a_number(tmp_path: Path) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "a double, b string").update_per_key("u", key=["a", "b"], state="n bigint", fn=count_rows)
+    runner = Runner(flow, tmp_path / "s", seed=0)
+    for t in range(3):
+        keys = pa.table({"a": [math.nan, -math.nan, 0.0, -0.0], "b": ["x"] * 4})
+        runner.advance(t, {"rows": pa.concat_tables([keys, keys])})
+    found = {
+        ("NaN" if math.isnan(row["a"]) else row["a"], row["b"]): row["n"] for row in runner.read("u", 2).to_pylist()
+    }
+    assert found == {(0.0, "x"): 12, ("NaN", "x"): 12}
+
+
 def test_what_enters_a_loop_counts_as_its_code(open_store: OpenStore) -> None:
     main, other = reachability(every), reachability(few)
     bound = [bind(flow, parse_ddl).stages["reached"].fingerprint for flow in (main, other, reachability(every, "less"))]
