@@ -86,6 +86,11 @@ def minimum(inputs: Iterable[InputTime], in_force_us: int) -> int:
     return max(in_force_us, min(awake, default=in_force_us))
 
 
+def maximum(inputs: Iterable[InputTime], in_force_us: int) -> int:
+    """Returns the watermark from the next epoch on: that of the fastest input, and never less than it was."""
+    return max(in_force_us, *(one.watermark_us for one in inputs))
+
+
 def inputs_field(time: pa.DataType) -> pa.Field:
     """Returns the column that says of each input how far it has come."""
     fields = [("input", pa.string()), ("watermark", time), ("epochs_without_rows", pa.int64()), ("idle", pa.bool_())]

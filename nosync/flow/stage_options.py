@@ -58,7 +58,7 @@ class WatermarkOptions(StageOptions):
     """The options of the part of a window that records its watermark."""
 
     inputs: tuple[str, ...] = ()
-    """The inputs that have a watermark each, if the window goes by the minimum over several. Else it is empty."""
+    """The inputs that have a watermark each: several of a window that goes by the minimum, all of a join. Else it is empty."""
     of_edges: tuple[str, ...] = ()
     """The input that each edge is, if there are several edges. Of one whose rows say their input it is not used."""
     delays_us: Mapping[str, int] = field(default_factory=dict)

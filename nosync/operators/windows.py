@@ -20,6 +20,7 @@ from nosync.flow.event_time import (
     InputTime,
     Watermarks,
     in_force_of,
+    maximum,
     minimum,
     recorded_inputs,
     stamp,
@@ -28,7 +29,7 @@ from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import FinalOptions, WatermarkOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
-from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, late_rows, sessions, times_us, to_time
+from nosync.kernels.windows import END, MAX, NO_WATERMARK, START, Window, closed, late_rows, sessions, times_us, to_time
 from nosync.lsm.columnar.columns import Bools, as_array, as_batch, key_columns, keys_equal, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.columnar.ordering import match_keys
@@ -61,7 +62,8 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
             name: known.get(name, InputTime()).after(given.newest_of.get(name), window, delays_us.get(name))
             for name in inputs
         }
-        following = minimum(times.values(), in_force)
+        of_all = maximum if window.policy == MAX else minimum
+        following = of_all(times.values(), in_force)
         more = [recorded_inputs(times, schema.field(OF_INPUTS))]
     else:
         newest_us = None if given.newest_us is None else in_force_of(given.newest_us, window)

@@ -14,8 +14,9 @@ Row = tuple[Any, int, int]
 class TwoSides:
     """Rows of the left side and of the right one. `delays`: how far the watermark of each is behind, in minutes."""
 
-    def __init__(self, delays: tuple[int, int]) -> None:
-        self._delays = delays
+    def __init__(self, delays: tuple[int, int], policy: str = "min") -> None:
+        """`policy`: "max" goes by the faster side, and does not wait for the other."""
+        self._delays, self._is_fastest = delays, policy == "max"
         self._newest: list[int | None] = [None, None]
         self.in_time: tuple[list[Row], list[Row]] = ([], [])
         self.late = [0, 0]
@@ -26,8 +27,9 @@ class TwoSides:
         """Takes the rows of epoch `t`. They are late by the watermark of the epoch before."""
         late_by = self.watermark
         behind = [n - d for n, d in zip(self._newest, self._delays, strict=True) if n is not None]
-        if len(behind) == 2:
-            self.watermark = min(behind) if late_by is None else max(min(behind), late_by)
+        if len(behind) == 2 or (behind and self._is_fastest):
+            of_both = max(behind) if self._is_fastest else min(behind)
+            self.watermark = of_both if late_by is None else max(of_both, late_by)
         for i, rows in enumerate(given):
             for n, (k, minute) in enumerate(rows):
                 if minute is None or (late_by is not None and minute <= late_by):

@@ -180,13 +180,13 @@ def side(rows: list[tuple[Any, int | None]], time: str, value: str, first: int) 
     )
 
 
-def interval_flow(how: str, bounds: tuple[int, int], delays: tuple[int, int]) -> nosync.Dataflow:
+def interval_flow(how: str, bounds: tuple[int, int], delays: tuple[int, int], policy: str) -> nosync.Dataflow:
     flow = nosync.Dataflow("f")
     left = flow.source("l", "k string, at timestamp, x bigint")
     right = flow.source("r", "k string, seen timestamp, y bigint")
     joined = left.join(
         "joined", right, on=["k"], how=how, time=("at", "seen"), watermark=tuple(f"{d} minutes" for d in delays),
-        within=tuple(f"{b} minutes" for b in bounds),
+        within=tuple(f"{b} minutes" for b in bounds), policy=policy,
     )  # fmt: skip
     joined.aggregate("counted", key=["k"], n=nosync.count())
     joined.late_left.map("late_again", lambda rows: rows)
@@ -200,15 +200,18 @@ def matched(left: Row, right: Row, bounds: tuple[int, int]) -> bool:
 A_MATCH_AND_NONE = [(2, [("a", 0), ("b", 1)], [("a", 2)]), (1, [("a", 30)], [("a", 30)]), (3, [], []), (1, [], [])]
 
 
-@given(TWO_SIDES, SEED, st.sampled_from(HOWS), BOUNDS, st.tuples(DELAY, DELAY))
-@example(A_MATCH_AND_NONE, 0, "full", (0, 5), (0, 3))
+@given(TWO_SIDES, SEED, st.sampled_from(HOWS), BOUNDS, st.tuples(DELAY, DELAY), st.sampled_from(["min", "max"]))
+@example(A_MATCH_AND_NONE, 0, "full", (0, 5), (0, 3), "min")
+@example(
+    [(1, [("a", 0)], []), (2, [("a", 30)], []), (1, [("a", 0)], []), (1, [], [])], 0, "left", (0, 5), (0, 3), "max"
+)
 @settings(max_examples=examples(80))
 def test_interval_joins(
-    epochs: list[Any], seed: int, how: str, bounds: tuple[int, int], delays: tuple[int, int]
+    epochs: list[Any], seed: int, how: str, bounds: tuple[int, int], delays: tuple[int, int], policy: str
 ) -> None:
     """Pairs come at once, rows without a match when none can come any more, and the state is bounded."""
-    with running(interval_flow(how, bounds, delays), seed) as runner:
-        sides = TwoSides(delays)
+    with running(interval_flow(how, bounds, delays, policy), seed) as runner:
+        sides = TwoSides(delays, policy)
         lefts, rights = sides.in_time
         done: set[Any] = set()
         for t, (shards, ls, rs) in enumerate(epochs):
