@@ -42,6 +42,9 @@ _ADDRESS, _LAMBDA = re.compile(r"@[0-9a-f]{4,}"), re.compile(r"\b([xyz])_\d+\b")
 """In the text of a column: where an object lies, and how many lambdas this process has numbered before."""
 _MOST_EXPRESSION_CHARACTERS = 4096
 """Of a stage that tasks may evaluate themselves."""
+OF_TODAY = "it depends on when it is asked: add the time to the input"
+_IS_TIME, _TODAY = re.compile("Date|Timestamp"), re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Types of times, and texts that Spark casts to one which depends on the clock."""
 _NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
 _STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
@@ -298,7 +301,8 @@ class Analyzer:
                 f"stage {stage.name}: window() and session_window() drop rows whose time is null, before the expression is asked "
                 "of them: use the stage window(), or flow.sql"
             )
-        if contains(self._spark, plan, "CURRENT_LIKE"):
+        is_of_today = contains(self._spark, plan, "CAST") and _any_of_today(plan.expressions())
+        if is_of_today or contains(self._spark, plan, "CURRENT_LIKE"):
             raise FlowError(
                 f"stage {stage.name}: its expression depends on when, or by whom, it is asked (current_timestamp, ...): computed "
                 "again it would be another one. Add the value to the input"
@@ -372,8 +376,29 @@ def _has_star(expression: Any) -> bool:
 
 
 def text_of(column: Column) -> str:
-    """Returns the text of a Column, without what is another number in each process."""
-    return _LAMBDA.sub(r"\1_", _ADDRESS.sub("@", str(column)))
+    """Returns the text of a Column, without what is another number in each process: variables of one name are counted."""
+    names: dict[str, dict[str, int]] = {}
+
+    def renamed(found: re.Match[str]) -> str:
+        of_name = names.setdefault(found[1], {})
+        place = of_name.setdefault(found[0], len(of_name))
+        return f"{found[1]}_{place or ''}"
+
+    return _LAMBDA.sub(renamed, _ADDRESS.sub("@", str(column)))
+
+
+def is_of_today(node: Any) -> bool:
+    """Returns whether an expression of the JVM casts a text such as 'now' to a time. It is another one when it is asked again."""
+    if node.getClass().getSimpleName() != "Cast" or not _IS_TIME.match(node.dataType().getClass().getSimpleName()):
+        return False
+    text = node.child()
+    return text.getClass().getSimpleName() == "Literal" and _TODAY.match(str(text.value())) is not None
+
+
+def _any_of_today(nodes: Any) -> bool:
+    """`nodes`: expressions, as a sequence of the JVM."""
+    each = [nodes.apply(i) for i in range(nodes.size())]
+    return any(is_of_today(node) or _any_of_today(node.children()) for node in each)
 
 
 def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:

@@ -150,6 +150,11 @@ def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
     return any(tree.containsPattern(_pattern(spark._jvm, name)) for name in patterns)
 
 
+def is_in_utc(spark: SparkSession) -> bool:
+    """Returns whether a session shows and reads times in UTC."""
+    return spark.conf.get(ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00")
+
+
 def in_own_zone(frame: DataFrame) -> DataFrame:
     """Returns the frame; where its rows depend on the session's time zone, it is planned with the zone as it is now.
 
@@ -157,7 +162,7 @@ def in_own_zone(frame: DataFrame) -> DataFrame:
     for it when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
     """
     spark = frame.sparkSession
-    if spark.conf.get(ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):
+    if is_in_utc(spark):
         return frame
     execution = frame._jdf.queryExecution()
     if contains(spark, execution.analyzed(), "PYTHON_UDF"):

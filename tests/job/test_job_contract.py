@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 import nosync
+from nosync.spark.expressions import text_of
 from nosync.spark.session import turn_of
 from nosync.testing.daemon_cluster import eventually, running
 from tests.conftest import OpenStore
@@ -297,6 +298,7 @@ def test_expressions_that_would_be_others_when_computed_again_are_refused(
     spark.range(3).createOrReplaceTempView("dim")
     for expressions, message in (
         (("k", "current_timestamp() AS at"), "depends on when"),
+        (("k", "coalesce(CAST('now' AS timestamp), null) AS at"), "depends on when"),
         (("k", "v IN (SELECT id FROM dim) AS known"), "subquery"),
         (("k", "explode(array(v)) AS each"), "generators"),
     ):
@@ -310,6 +312,15 @@ def test_expressions_that_would_be_others_when_computed_again_are_refused(
     job = nosync.Job(flow, store, spark=spark, shards=1)
     job.advance(0, given(spark, ("a", 1), ("Window seat", 2)))
     assert store.read("out").to_pylist() == [{"k": "a", "what": "Aggregate demand"}]
+
+
+def test_which_variable_of_lambdas_stands_where_counts_as_code(spark: SparkSession) -> None:
+    def outer() -> Column:
+        return F.transform("a", lambda x: F.transform("b", lambda y: x))
+
+    inner = F.transform("a", lambda x: F.transform("b", lambda y: y))
+    assert text_of(outer()) != text_of(inner)
+    assert text_of(outer()) == text_of(outer()), "each process counts its lambdas"
 
 
 def test_the_code_of_a_function_in_an_expression_counts(spark: SparkSession, store: nosync.Store) -> None:

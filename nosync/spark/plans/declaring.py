@@ -19,7 +19,7 @@ from nosync.flow.stage import Stage
 from nosync.flow.tables import source_of
 from nosync.flow.views import NoSessionError, View
 from nosync.lsm.errors import FlowError, NosyncError
-from nosync.spark.expressions import Analyzer, quoted
+from nosync.spark.expressions import OF_TODAY, Analyzer, quoted
 from nosync.spark.plans.catalyst import Node, Refused
 from nosync.spark.plans.query import Planner
 from nosync.spark.plans.translator import Translator
@@ -28,6 +28,10 @@ from nosync.spark.session import active_in_jvm, check_session, expression_settin
 
 _NAME_OF_STAGE = re.compile(r"[a-z]+-[0-9a-f]{10}\Z")
 """How stages of views are called, those that could not be made included."""
+_TODAY = re.compile(
+    r"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*(['\"])\s*(?:now|today|tomorrow|yesterday)\b[^'\"]*\1", re.IGNORECASE
+)
+"""A constant that Spark makes of the clock when it reads the query: its plan does not say so."""
 _NO_SESSION = (
     "Spark reads its query, and there is no session yet: make one before, as in "
     "SparkSession.builder.getOrCreate(), or give spark="
@@ -53,6 +57,9 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     spark = planner.spark
     inputs = _inputs(flow, planner, spark)
     analyzed = planner.analyze(view.name, view.query, inputs)
+    if isinstance(view.query, str) and (found := _TODAY.search(view.query)) is not None:
+        line = view.query.count("\n", 0, found.start()) + 1
+        raise FlowError(f"view {view.name}: {found[0]}, line {line}: {OF_TODAY}")
     names = [name for _, name, _ in analyzed.columns]
     _check_names(view.name, names)
     translator = Translator(planner.session, planner, flow, inputs, view.emit)

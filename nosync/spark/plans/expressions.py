@@ -5,7 +5,9 @@ Whatever is made is analyzed again over a table of the stage's columns, and must
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -14,7 +16,7 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from nosync.flow.fingerprint import fingerprint
 from nosync.spark.errors import without_log
-from nosync.spark.expressions import command_of, quoted, text_of
+from nosync.spark.expressions import OF_TODAY, command_of, is_of_today, quoted, text_of
 from nosync.spark.plans.catalyst import (
     SUBQUERIES,
     Node,
@@ -27,9 +29,11 @@ from nosync.spark.plans.catalyst import (
     sequence_of,
 )
 from nosync.spark.plans.relation import Coded, Expression, Relation
-from nosync.spark.session import contains
+from nosync.spark.session import ZONE, conf_set, contains, is_in_utc
 
 _NAME = "value"
+_COLLATED = re.compile(r"string collate (\w+)", re.IGNORECASE)
+"""In the text of a type."""
 _WITHOUT_TEXT = (
     "LambdaFunction",
     "KnownNullable",
@@ -58,15 +62,23 @@ class Expressions:
             raise refused(expression, "it is another value each time: add it to the input")
         if contains(self._session, expression, "CURRENT_LIKE"):
             raise refused(expression, "it depends on when, or by whom, it is asked: add the time to the input")
+        if contains(self._session, expression, "CAST") and any(is_of_today(one) for one in nodes_of(expression)):
+            raise refused(expression, OF_TODAY)
+        if (collated := _COLLATED.search(str(expression.dataType().catalogString()))) is not None:
+            raise refused(
+                expression,
+                f"it has the collation {collated[1]}, and texts are compared by their bytes: give lower(column), say",
+            )
         table = self._table(relation.types)
         attributes = {str(one.name()): one for one in items(table._jdf.queryExecution().analyzed().output())}
         meant = self._rewritten(expression, relation.columns, known, attributes.__getitem__)
         if kind_of(meant) == "AttributeReference":
             return quoted(str(meant.name()))
         if not any(kind_of(one) in _WITHOUT_TEXT for one in nodes_of(meant)):
-            text = str(meant.sql())
-            if self._is_same(table, text, meant):
-                return text
+            with self._times_in_utc(meant):
+                text = str(meant.sql())
+                if self._is_same(table, text, meant):
+                    return text
         by_name = self._rewritten(expression, relation.columns, known, self._unresolved)
         column = ClassicColumn(self._session._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(by_name))  # type: ignore[union-attr]
         if self._is_same(table, column, meant):
@@ -75,7 +87,25 @@ class Expressions:
 
     def literal(self, value: object, type_: Node) -> str:
         """Returns a constant as SQL text."""
-        return str(self._catalyst.expressions.Literal.create(value, type_).sql())
+        literal = self._catalyst.expressions.Literal.create(value, type_)
+        with self._times_in_utc(literal):
+            return str(literal.sql())
+
+    @contextlib.contextmanager
+    def _times_in_utc(self, expression: Node) -> Iterator[None]:
+        """Has texts say and read instants in UTC, as epochs do; where there are none the session's zone is left as it is."""
+        with (
+            contextlib.nullcontext()
+            if not self._instants(nodes_of(expression))
+            else conf_set(self._session, {ZONE: "UTC"})
+        ):
+            yield
+
+    def _instants(self, nodes: Iterable[Node]) -> list[Node]:
+        """Returns the constant instants among nodes; none where the session shows them in UTC."""
+        if is_in_utc(self._session):
+            return []
+        return [one for one in nodes if kind_of(one) == "Literal" and kind_of(one.dataType()) == "TimestampType"]
 
     def _rewritten(self, e: Node, columns: Mapping[int, str], known: Known, column: Any) -> Node:
         """Returns an expression with columns in the place of its attributes, and of what is known."""
@@ -113,11 +143,17 @@ class Expressions:
             return e
         return e.withNewChildren(sequence_of(self._session, new))
 
-    @staticmethod
-    def _said(e: Node, column: Column) -> str:
-        """Returns what an expression says, and the code of the functions in it: two may have the same name."""
-        functions = [fingerprint(command_of(one)) for one in nodes_of(e) if kind_of(one) == "PythonUDF"]
-        return " ".join([text_of(column), *functions])
+    def _said(self, e: Node, column: Column) -> str:
+        """Returns what an expression says, the code of the functions in it, for two may have the same name, and which
+        variable of lambdas stands where: the text calls all of them the same. So it does with instants in two zones.
+        """
+        nodes = list(nodes_of(e))
+        more = [fingerprint(command_of(one)) for one in nodes if kind_of(one) == "PythonUDF"]
+        variables = [id_of(one) for one in nodes if kind_of(one) == "NamedLambdaVariable"]
+        places = {id: place for place, id in enumerate(dict.fromkeys(variables))}
+        more += [str(places[id]) for id in variables] if len(places) > 1 else []
+        more += [str(one.value()) for one in self._instants(nodes)]
+        return " ".join([text_of(column), *more])
 
     def _is_same(self, table: DataFrame, expression: str | Column, meant: Node) -> bool:
         try:
