@@ -173,6 +173,18 @@ CLAUSES: dict[str, str] = {
     "offset": "SELECT id FROM orders ORDER BY id LIMIT 4 OFFSET 2",
     "offset only": "SELECT id FROM orders ORDER BY id OFFSET 3",
     "limit of groups": "SELECT item, count(*) AS n FROM orders GROUP BY item ORDER BY n DESC, item LIMIT 2",
+    "distinct pairs": """SELECT person, count(DISTINCT coalesce(item, '-'), coalesce(price, 0)) AS known,
+                         count(DISTINCT coalesce(item, '-'), price) AS priced, count(DISTINCT id, item) AS ids
+                         FROM orders GROUP BY person""",
+    "distinct pairs of groups": """SELECT count(DISTINCT n, m) AS pairs
+                                   FROM (SELECT count(price) AS n, count(tax) AS m FROM orders GROUP BY item)""",
+    "lambdas of two": """SELECT id, zip_with(array(person, id), array(id, 2), (x, y) -> x - y) AS p,
+                         zip_with(array(person, id), array(id, 2), (x, y) -> y - x) AS q,
+                         transform(array(person), x -> aggregate(array(id), 0L, (all, y) -> all + x)) AS of_outer,
+                         transform(array(person), x -> aggregate(array(id), 0L, (all, y) -> all + y)) AS of_inner
+                         FROM orders""",
+    "finer decimals": "SELECT item, avg(CAST(tax AS decimal(24, 12))) AS mean FROM orders GROUP BY item",
+    "collations of conditions": "SELECT id FROM orders WHERE item COLLATE UTF8_LCASE = 'TEA'",
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -207,5 +219,34 @@ REFUSED: dict[str, tuple[str, str]] = {
     "percentiles at once": (
         "SELECT percentile(price, array(0.1, 0.9)) AS p FROM orders",
         r"percentile.*call it once for each",
+    ),
+    "percentiles of distinct": ("SELECT median(DISTINCT price) AS m FROM orders", r"median\(DISTINCT.*query inside"),
+    "means of many digits": (
+        "SELECT avg(CAST(tax AS decimal(38, 18))) AS m FROM orders",
+        r"avg\(.*CAST the argument to 24 digits, say decimal\(24, 12\)",
+    ),
+    "now in a text": (
+        "SELECT id FROM orders\nWHERE at < CAST(' Now' AS TIMESTAMP)",
+        r"CAST.*line 2: it depends on when",
+    ),
+    "today in a text": (
+        "SELECT id FROM orders WHERE date(at) < 'today'",
+        r"CAST\('today' AS DATE.*line 1: it depends on when",
+    ),
+    "now as a constant": (
+        "SELECT id FROM orders\nWHERE at < TIMESTAMP 'now'",
+        r"TIMESTAMP 'now', line 2: it depends on when",
+    ),
+    "groups by a collation": (
+        "SELECT lower(item) COLLATE UTF8_LCASE AS item, count(*) AS n FROM orders GROUP BY 1",
+        r"line 1: it has the collation UTF8_LCASE.*give lower\(column\)",
+    ),
+    "joins by a collation": (
+        "SELECT id FROM orders JOIN people ON item COLLATE UNICODE_CI = city",
+        r"it has the collation UNICODE_CI",
+    ),
+    "lists in a collation": (
+        "SELECT array(item COLLATE UTF8_LCASE) AS l FROM orders",
+        r"it has the collation UTF8_LCASE",
     ),
 }

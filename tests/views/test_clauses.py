@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
 
 import nosync
 from nosync.spark.session import ZONE, active_in_jvm, conf_set
@@ -21,7 +23,10 @@ pytestmark = pytest.mark.spark
 ROUNDS = int(os.environ.get("NOSYNC_VIEWS", "1"))
 VIEWS = named(CLAUSES)
 PARTS = parts(VIEWS, 22)
-SOME = [*list(VIEWS)[3::12], "frames_by_decimals", "other_places"]
+SOME = [
+    *list(VIEWS)[3::12], "frames_by_decimals", "other_places", "distinct_pairs", "distinct_pairs_of_groups", "lambdas_of_two",
+    "finer_decimals",
+]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 
 
@@ -36,6 +41,38 @@ def test_some_views_are_what_spark_gives(spark: SparkSession, open_store: OpenSt
 def test_all_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore, seed: int, part: int) -> None:
     shards = [1, 4, 4, 2] if seed % 2 else [2, 2, 3]
     run(spark, open_store(), {name: VIEWS[name] for name in PARTS[part]}, Inputs(seed), 4, shards)
+
+
+def test_instants_in_a_query_are_of_the_zone_of_the_session(spark: SparkSession, open_store: OpenStore) -> None:
+    queries = {
+        "since": "SELECT id, at FROM orders WHERE at >= TIMESTAMP '2026-01-01 00:00:00'",
+        "beside_lambdas": """SELECT id, CASE WHEN at < TIMESTAMP '2026-01-01 00:00:00' THEN transform(array(id), x -> x + 1)
+                             END AS l FROM orders""",
+        "pivoted": """SELECT * FROM (SELECT item, id, at FROM orders)
+                      PIVOT (count(id) FOR at IN (TIMESTAMP '2026-01-01 00:00:00' AS midnight))""",
+    }
+    rows = [(i, "tea", datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC)) for i, hour in enumerate((4, 5, 6))]
+    with conf_set(spark, {ZONE: "America/New_York"}):  # whose year begins at five in UTC
+        flow = nosync.Dataflow("f")
+        flow.source("orders", "id bigint, item string, at timestamp")
+        for name, query in queries.items():
+            flow.sql(name, query, spark=spark)
+        job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+        job.advance(0, {"orders": spark.createDataFrame(rows, "id bigint, item string, at timestamp")})
+        for name in queries:
+            assert job.verify_view(name).is_equal, str(job.verify_view(name))
+        assert sorted(row.id for row in job.read("since").collect()) == [1, 2]
+        assert [row.midnight for row in job.read("pivoted").collect()] == [1]
+
+
+def test_lists_with_their_nulls_are_refused(spark: SparkSession) -> None:
+    try:
+        spark.sql("SELECT array_agg(1) RESPECT NULLS")
+    except AnalysisException:
+        pytest.skip("this Spark has no RESPECT NULLS for lists")
+    for function in ("array_agg", "collect_set"):
+        with pytest.raises(nosync.FlowError, match="line 1: lists are without nulls"):
+            flow_over_inputs().sql("mine", f"SELECT {function}(price) RESPECT NULLS AS l FROM orders", spark=spark)
 
 
 def test_frames_of_days_are_refused_in_a_zone_where_clocks_change(spark: SparkSession) -> None:

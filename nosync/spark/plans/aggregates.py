@@ -33,6 +33,8 @@ _OF_WHOLE_GROUPS = ("CollectList", "CollectSet", "Percentile")
 
 _MORE_DIGITS, _MOST_DIGITS = 10, 38
 """How many digits a sum of decimals has more than these, and at most."""
+_MORE_OF_A_MEAN, _LEAST_SCALE, _MOST_OF_A_MEAN = 4, 6, 24
+"""How many digits a mean has more behind the point; how many a division has at least; of how many a mean can be in any case."""
 _SESSIONS = (
     "sessions need a watermark, by which they end: say withWatermark(column, delay) before, or declare window(gap=) and the "
     "view over it"
@@ -243,11 +245,18 @@ class Aggregates:
         function = _function_of(call)
         argument = self._argument(call, items(function.children())[0], relation)
         if kind_of(function) == "Percentile":
+            if call.isDistinct():
+                raise refused(
+                    call, "it is of all values: select the distinct ones in a query inside, and leave DISTINCT out"
+                )
             share = _share_of(call, function)
             column = part.takes(f"CAST({argument} AS double)" if isinstance(argument, str) else argument)
             name, how = named(PERCENTILE, part.over, column, str(share)), PERCENTILE
             text = quoted(name)
         else:
+            # Versions of Spark before RESPECT NULLS have no such word.
+            if "ignoreNulls" in dir(function) and not function.ignoreNulls():
+                raise refused(call, "lists are without nulls: leave RESPECT NULLS out, or give coalesce(column, value)")
             share, column = 0.0, part.takes(argument)
             is_set = call.isDistinct() or kind_of(function) == "CollectSet"
             how = COLLECT_SET if is_set else COLLECT_LIST
@@ -283,6 +292,9 @@ class Aggregates:
         nullable = [child for child in children if child.nullable()]
         if call.isDistinct() and len(children) == 1:
             return part.has(functions.count_distinct(self._of_one(part, call, children[0], relation)))
+        if call.isDistinct():  # rows without doubles are told apart by all arguments
+            for child in children:
+                self._of_one(part, call, child, relation)
         if not nullable and found(call.filter()) is None:
             return part.has(functions.count())
         if len(nullable) == 1 and found(call.filter()) is None:
@@ -291,9 +303,6 @@ class Aggregates:
         condition = found(call.filter())
         conditions += [] if condition is None else [f"({self._said(call, condition, relation)})"]
         counted = part.takes(f"IF({' AND '.join(conditions)}, 1, NULL)")
-        if call.isDistinct():  # rows without doubles are told apart by all arguments
-            for child in children:
-                self._of_one(part, call, child, relation)
         return part.has(functions.count(counted))
 
     def _said(self, call: Node, expression: Node, relation: Relation) -> str:
@@ -316,9 +325,16 @@ class Aggregates:
         column = self._of_one(part, call, child, relation)
         if kind_of(child.dataType()) != "DecimalType":
             return part.has(functions.mean(column))
-        # A sum of 38 digits would leave few for what comes of the division: it has as many as Spark gives it.
         type_ = child.dataType()
-        digits = f"decimal({min(type_.precision() + _MORE_DIGITS, _MOST_DIGITS)}, {type_.scale()})"
+        precision, scale = min(type_.precision() + _MORE_DIGITS, _MOST_DIGITS), type_.scale()
+        # What SQL's division leaves of its digits, beside what Spark's own mean has.
+        if max(_MOST_DIGITS - (precision - scale), _LEAST_SCALE) < min(scale + _MORE_OF_A_MEAN, _MOST_DIGITS):
+            raise refused(
+                call, f"Spark divides with more digits than its SQL has: CAST the argument to {_MOST_OF_A_MEAN} digits, say "
+                f"decimal({_MOST_OF_A_MEAN}, {min(scale, _MOST_OF_A_MEAN // 2)})"
+            )  # fmt: skip
+        # A sum of 38 digits would leave few for what comes of the division: it has as many as Spark gives it.
+        digits = f"decimal({precision}, {scale})"
         total, n = part.has(functions.sum(column)), part.has(functions.count(column))
         return _cast(f"CAST({total} AS {digits}) / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
 
