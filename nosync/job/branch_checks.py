@@ -23,7 +23,7 @@ from nosync.flow.bound_stage import (
     BoundStage,
 )
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import FINAL, PART_SEPARATOR, PER_KEY, UPDATE
+from nosync.flow.kinds import FINAL, JOIN, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
@@ -242,11 +242,11 @@ def _check_all_or_nothing(flow: BoundFlow, anew: Collection[str]) -> None:
 
 def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: bool) -> bool:
     """Returns whether a stage with other code must see all rows that are there: some may be taken back, or it makes its
-    rows of all those of a key.
+    rows of all those of a key, as a join does, whose types keep other rows.
     """
     if stage.loop is not None:
         return not flow.loops[stage.loop].growing
-    return (stage.kind == PER_KEY and not is_new) or _changing_input(flow, stage) is not None
+    return (stage.kind in (PER_KEY, JOIN, ARRANGE) and not is_new) or _changing_input(flow, stage) is not None
 
 
 def _goes_on(stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:

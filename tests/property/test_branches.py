@@ -4,6 +4,7 @@ names.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -406,3 +407,46 @@ def test_bad_questions() -> None:
             explain(runner.flow, store, "s0", {"k": 1}, 3, evaluate=no_jvm)
         with pytest.raises(nosync.InvalidInputError, match="needs a key"):
             explain(runner.flow, store, "s0", {}, 0, evaluate=no_jvm)
+
+
+WITH_BOTH, WITH_LEFT = ("inner", "left", "right", "full"), ("left_semi", "left_anti")
+"""Types of joins, by whose columns they have."""
+
+
+@pytest.mark.parametrize(
+    ("before", "how"),
+    [*itertools.permutations(WITH_BOTH, 2), *itertools.permutations(WITH_LEFT, 2), ("inner", "inner")],
+)
+def test_a_join_of_another_type_is_what_that_type_makes_of_all_rows(before: str, how: str) -> None:
+    """Its inputs only grow, and its results may not: what it gave before the fork is not what the other type gave."""
+
+    def flow(how: str) -> nosync.Dataflow:
+        made = nosync.Dataflow("f")
+        left, right = made.source("l", "k string, x bigint"), made.source("r", "k string, y bigint")
+        joined = left.join("s0", right, on=["k"], how=how)
+        joined.aggregate("s1", key=["k"], n=nosync.count(), most=nosync.max("x" if how != "right" else "y"))
+        return made
+
+    def given(left: list[tuple[str | None, int]], right: list[tuple[str | None, int]]) -> dict[str, pa.Table]:
+        rows = {"l": (left, "x"), "r": (right, "y")}
+        return {
+            name: pa.table(
+                {"k": pa.array([k for k, _ in of], pa.string()), column: pa.array([n for _, n in of], pa.int64())}
+            )
+            for name, (of, column) in rows.items()
+        }
+
+    epochs = [
+        given([("p", 1), ("q", 90), (None, 4)], [("q", 5), ("r", 3), (None, 8)]),
+        given([("q", 7)], [("p", 6)]),
+        given([("r", 2)], []),
+    ]
+    with a_store() as store, a_store() as fresh:
+        main, oracle = StoreRunner(flow(before), store, 1), StoreRunner(flow(how), fresh, 2)
+        for t, rows in enumerate(epochs):
+            main.advance(t, rows)
+            oracle.advance(t, rows)
+        branch = replayed(main, "b", 0, flow(how), 0, len(epochs))
+        for t in range(0 if how == before else 1, len(epochs)):
+            for name in ("s0", "s1"):
+                assert state_of(store, branch, name, t, "b") == state_of(fresh, oracle, name, t), (name, t)
