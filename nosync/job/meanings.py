@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import WATERMARK, declared_of, part_of
+from nosync.flow.bound_stage import WATERMARK, BoundStage, declared_of, part_of
 from nosync.flow.kinds import FORGET, UPDATE, WINDOW
 from nosync.flow.meanings import TODAYS, Meanings
+from nosync.flow.stage_options import UpdateOptions
 from nosync.kernels.windows import MAX, MIN
 from nosync.lsm.manifests.manifest import Manifest
 
@@ -16,6 +17,10 @@ WATERMARK_POLICIES = "watermark_policies"
 """The key, in a manifest, that says of windows which watermark of several inputs they go by, if not the fastest."""
 EXPIRIES = "expiries"
 """The key, in a manifest, that says of which stages rows that expire are forgotten, and not taken back."""
+TAKEN_BACK = "expiries_taken_back"
+"""The key, in a manifest, of the stages whose rows expire and are taken back. Where it is missing an earlier version wrote it,
+and they are all that it does not say to be forgotten: of one that gets a time to live later, that would be wrong.
+"""
 LENIENT = "late_by_epoch_before"
 """The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
 WATERMARK_PART = part_of("", WATERMARK)
@@ -28,10 +33,12 @@ def recorded_meanings(manifest: Manifest | None) -> Meanings:
     stages = {entry.id.trace.stage for entry in manifest.entries}
     windows = {name.removesuffix(WATERMARK_PART) for name in stages if name.endswith(WATERMARK_PART)}
     policies, forgotten = (_mapping(manifest.meta.get(key)) for key in (WATERMARK_POLICIES, EXPIRIES))
-    lenient = manifest.meta.get(LENIENT)
+    lenient, taken_back = manifest.meta.get(LENIENT), manifest.meta.get(TAKEN_BACK)
+    if not isinstance(taken_back, list):
+        taken_back = [name for name in stages if forgotten.get(name) != FORGET]
     return Meanings(
         {name: MIN if policies.get(name) == MIN else MAX for name in windows},
-        frozenset(name for name in stages if forgotten.get(name) != FORGET),
+        frozenset(taken_back),
         frozenset(windows - set(lenient if isinstance(lenient, list) else ())),
     )
 
@@ -41,12 +48,18 @@ def _mapping(said: object) -> Mapping[str, Any]:
 
 
 def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
-    """Returns what an epoch's manifest says, for `recorded_meanings`. What is not used is not said."""
+    """Returns what an epoch's manifest says, for `recorded_meanings`. What is not used is not said, but for one key."""
     windows = {declared_of(s.name): s.window for s in flow.stages.values() if s.kind == WATERMARK and s.window}
-    bounded = [s.name for s in flow.stages.values() if s.kind in (UPDATE, WINDOW) and s.expires]
+    may_expire = [s for s in flow.stages.values() if s.kind in (UPDATE, WINDOW)]
+    taken_back = [s.name for s in may_expire if _is_bounded(s) and not s.expires]
     said: dict[str, Any] = {
         WATERMARK_POLICIES: {name: MIN for name, window in windows.items() if window.policy == MIN},
-        EXPIRIES: dict.fromkeys(bounded, FORGET),
+        EXPIRIES: {s.name: FORGET for s in may_expire if s.expires},
         LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back}
+
+
+def _is_bounded(stage: BoundStage) -> bool:
+    ttl = stage.options.ttl if isinstance(stage.options, UpdateOptions) else None
+    return ttl is not None or (stage.window is not None and stage.window.keep_us is not None)

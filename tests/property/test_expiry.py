@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import nosync
 from nosync.flow.binder import bind
 from nosync.flow.meanings import Meanings
+from nosync.job.meanings import EXPIRIES, TAKEN_BACK, recorded_meanings
 from nosync.lsm.errors import FlowError
 from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
@@ -237,6 +238,40 @@ def test_what_merges_left_of_a_trace_with_expiries_is_merged_again(tmp_path: Pat
             store.compact()
             assert {r["k"]: r["x"] for r in store.read("state").to_pylist()} == {k: x for k, (x, _) in expected.items()}
             assert len([id for id in store.directory.layer_ids() if id.trace.stage == "state"]) == 1
+
+
+def test_what_a_stage_gets_in_an_upgrade_means_what_it_does_from_the_start(tmp_path: Path) -> None:
+    """Only what had a time to live in an earlier version, which took results back, goes on with that."""
+
+    def flow(ttl: dict[str, Any], keep: dict[str, Any]) -> nosync.Dataflow:
+        made = nosync.Dataflow("f")
+        rows = made.source("l", "k string, at timestamp, x bigint")
+        rows.update("u", key=["k"], state="x bigint", fn=last_value_of("x"), **ttl)
+        rows.window("w", key=["k"], time="at", size="1 hour", watermark="1 hour", n=nosync.count(), **keep)
+        return made
+
+    bounded = flow({"ttl": 2}, {"keep": "1 hour"})
+    settings = nosync.StoreSettings(background=False)
+    none = pa.table(
+        {"k": pa.array([], pa.string()), "at": pa.array([], pa.timestamp("us", "UTC")), "x": pa.array([], pa.int64())}
+    )
+    for declared, taken_back in (
+        (flow({}, {}), set()),
+        (bounded, set()),
+        (flow({"ttl": 2, "expiry": "retract"}, {"keep": "1 hour"}), {"u"}),
+        (flow({}, {"keep": "1 hour", "expiry": "retract"}), {"w"}),
+    ):
+        with nosync.open(tmp_path / str(len([*tmp_path.iterdir()])), settings=settings) as store:
+            StoreRunner(declared, store, seed=1).advance(0, none)
+            manifest = store.node.timelines.manifest(0, "main")
+            assert manifest is not None
+            found = recorded_meanings(manifest)
+            assert found.taken_back == taken_back
+            now = bind(bounded, parse_ddl, meanings=found)
+            assert {name for name in "uw" if not now.stages[name].expires} == taken_back
+            meta = {key: value for key, value in manifest.meta.items() if key != TAKEN_BACK}
+            of_before = recorded_meanings(dataclasses.replace(manifest, meta=meta)).taken_back
+            assert {"u", "w"}.difference(of_before) == set(meta.get(EXPIRIES, {}))
 
 
 def test_the_change_feed_tells_expiries_from_deletions_before_and_after_merges(tmp_path: Path) -> None:
