@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nosync.lsm.errors import RemoteError
+from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.replication.remote.bucket import MissingObjectError, ObjectInfo, UnavailableError
 
 MOST_LAG_S = 30.0
@@ -111,7 +111,7 @@ class SimulatedBucket:
         """See Bucket."""
         found = self.get(name)[begin:end]
         if len(found) != end - begin:
-            raise RemoteError(f"{self.url}: {name} has no bytes {begin} to {end}")
+            raise CorruptionError(f"{self.url}: {name} has no bytes {begin} to {end}")
         return found
 
     def get_end(self, name: str, size_bytes: int) -> bytes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nosync.lsm.errors import InvalidInputError, NosyncError, RemoteError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError, RemoteError
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
 from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mapped, scrubbed
 from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
@@ -18,6 +19,7 @@ from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
 CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 120.0
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _MOST_LISTED = 1000
+_TOKEN_BITS = 64
 _AZURE = "az"
 _in_memory: dict[str, Any] = {}
 
@@ -82,12 +84,12 @@ class CloudBucket:
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
 
         with self._mapped(PUT, name):
+            if self._directory is not None:
+                return _put_durably(self._directory, name, data)
             try:
                 obstore.put(self._store, name, memoryview(data), mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
-            if self._directory is not None:
-                _sync(self._directory, name)
         return True
 
     def get(self, name: str) -> bytes:
@@ -100,13 +102,19 @@ class CloudBucket:
     def get_range(self, name: str, begin: int, end: int) -> bytes:
         """See Bucket."""
         import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
 
         if begin == end:
             return b""
+        found = b""
         with self._mapped(GET, name):
-            found = obstore.get_range(self._store, name, start=begin, end=end).to_bytes()
+            try:
+                found = obstore.get_range(self._store, name, start=begin, end=end).to_bytes()
+            except BaseError:
+                if obstore.head(self._store, name)["size"] >= end:
+                    raise
         if len(found) != end - begin:
-            raise RemoteError(
+            raise CorruptionError(
                 f"{self.url}: {name} has no bytes {begin} to {end}: it is not the object that was written"
             )
         return found
@@ -114,10 +122,16 @@ class CloudBucket:
     def get_end(self, name: str, size_bytes: int) -> bytes:
         """See Bucket."""
         import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
 
         with self._mapped(GET, name):
             if self._scheme != _AZURE:
-                return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
+                try:
+                    return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
+                except BaseError:  # nothing has an end of so many bytes where there are none
+                    if obstore.head(self._store, name)["size"]:
+                        raise
+                    return b""
             end = obstore.head(self._store, name)["size"]  # Azure knows no ranges that count from the end
         return self.get_range(name, max(0, end - size_bytes), end)
 
@@ -153,14 +167,31 @@ class CloudBucket:
                 self.delete([name])
 
 
-def _sync(directory: Path, name: str) -> None:
-    """Makes an object in a directory durable, which obstore does not."""
+def _put_durably(directory: Path, name: str, data: bytes | bytearray | memoryview) -> bool:
+    """Puts an object into a directory, unless it is there; it gets its name when its bytes are durable, so that no crash
+    leaves half of it. (obstore syncs neither.)
+    """
     path = directory / name
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Names that end so are passed over by listings, as those that obstore itself writes under.
+    temporary = path.with_name(f"{path.name}#{secrets.randbits(_TOKEN_BITS)}")
     try:
-        os.fsync(fd)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
     finally:
-        os.close(fd)
+        temporary.unlink(missing_ok=True)
+    _sync_parents(directory, path)
+    return True
+
+
+def _sync_parents(directory: Path, path: Path) -> None:
     for parent in path.parents:
         fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nosync.lsm.errors import RemoteError
+from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
 from nosync.replication.remote.cloud import CloudBucket, open_bucket
 from nosync.replication.remote.probe import probe
@@ -26,10 +26,11 @@ def test_ranges(bucket: Bucket) -> None:
     assert bucket.get_range("a", 5, 5) == b""
     assert bucket.get_end("a", 3) == b"789"
     assert bucket.get_end("a", 30) == b"0123456789"
-    with pytest.raises(RemoteError):
-        bucket.get_range("a", 8, 12)
-    with pytest.raises(RemoteError):
-        bucket.get_range("a", 20, 30)
+    bucket.put_new("none", b"")
+    assert bucket.get_end("none", 3) == b""
+    for name, begin in (("a", 8), ("a", 20), ("none", 0)):
+        with pytest.raises(CorruptionError, match=f"{name} has no bytes {begin} to {begin + 4}"):
+            bucket.get_range(name, begin, begin + 4)
 
 
 def test_what_is_not_there(bucket: Bucket) -> None:
