@@ -6,9 +6,12 @@ What it put instead stands for them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from nosync.lsm.errors import CorruptionError
+from nosync.lsm.model.layer import TraceId
+from nosync.lsm.model.timestamp import Time
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
@@ -24,11 +27,14 @@ def renew_stubs(root: Path, bucket: Bucket, env: Env) -> None:
 
     Raises RemoteError where the bucket does not answer.
     """
-    view = read_view(bucket)
-    for name in list(stub_names(root)):
+    view, names = read_view(bucket), list(stub_names(root))
+    ends: dict[TraceId, Time] = {}
+    for layer in (name.layer for name in names if name.layer is not None):
+        ends[layer.trace] = max(layer.description.upper, ends.get(layer.trace, layer.description.upper))
+    for name in names:
         held = view.files.get(name)
         if held is None:
-            _replace(root, name, view, env)
+            _replace(root, name, view, env, ends)
             continue
         try:
             is_other = read_stub(root, name, env) not in (held, None)  # None: it went meanwhile
@@ -46,11 +52,12 @@ def _write(root: Path, placed: Placed, env: Env) -> None:
         env.sync_dir(path.parent)
 
 
-def _replace(root: Path, gone: FileName, view: RemoteView, env: Env) -> None:
+def _replace(root: Path, gone: FileName, view: RemoteView, env: Env, ends: Mapping[TraceId, Time]) -> None:
     """Puts stubs of what covers a layer in its place. Where nothing does it stays, and who needs it is told: an object
-    that is away, or a log that cannot be read to its end, is no reason to forget where bytes are.
+    that is away, or a log that cannot be read to its end, is no reason to forget where bytes are. `ends`: of each trace
+    where what is here ends. What the writer added after that is not this directory's.
     """
-    others = [name for name in view.files if _stands_for(name, gone)]
+    others = [name for name in view.files if _stands_for(name, gone, ends)]
     if not others or env.exists(root / gone):
         return
     for name in others:
@@ -61,8 +68,8 @@ def _replace(root: Path, gone: FileName, view: RemoteView, env: Env) -> None:
         env.unlink(path)
 
 
-def _stands_for(name: FileName, gone: FileName) -> bool:
+def _stands_for(name: FileName, gone: FileName, ends: Mapping[TraceId, Time]) -> bool:
     one, other = name.layer, gone.layer
-    return (
-        one is not None and other is not None and one.trace == other.trace and one.description.covers(other.description)
-    )
+    if one is None or other is None or one.trace != other.trace or one.description.upper > ends[one.trace]:
+        return False
+    return one.description.covers(other.description)
