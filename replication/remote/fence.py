@@ -11,15 +11,18 @@ Invariants
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import logging
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nosync.lsm.errors import FormatVersionError, RemoteError
+from nosync.lsm.errors import CorruptionError, FormatVersionError, RemoteError
 from nosync.lsm.platform.json_file import canonical
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.store_marker import Marker, check_key_groups
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.names import STORE, NodeNames, claim_of
+
+log = logging.getLogger("nosync.remote")
 
 REMOTE_FORMAT = 1
 _ATTEMPTS = 10
@@ -45,6 +48,8 @@ class Claim:
     """For people: where that process ran."""
     earlier: tuple[str, ...] = ()
     """The incarnations that had the log before this one, and lost it."""
+    is_damaged: bool = False
+    """It is not known whose it is."""
 
     def who(self) -> str:
         """Returns what a message calls it."""
@@ -88,10 +93,19 @@ def newest_claim(bucket: Bucket, names: NodeNames) -> Claim | None:
     """Returns the greatest claim of a node. What a listing does not show yet is found by its number."""
     numbers = [number for one in bucket.list(names.claims) if (number := claim_of(one.name)) is not None]
     last = max(numbers, default=0)
-    found = _claim(bucket, names, last) if last else None
-    while (later := _claim(bucket, names, last + 1)) is not None:
+    found = _whole_claim(bucket, names, last)
+    while (later := _claim(bucket, names, last + 1, found)) is not None:
         found, last = later, last + 1
     return found
+
+
+def _whole_claim(bucket: Bucket, names: NodeNames, number: int) -> Claim | None:
+    """Returns a claim. One that is damaged is counted as the claim before it once more: its number is taken."""
+    whole = number
+    while whole and (found := _claim(bucket, names, whole)) is not None and found.is_damaged:
+        whole -= 1
+    known = _claim(bucket, names, whole) if whole else None
+    return known if whole == number else _claim(bucket, names, number, known)
 
 
 def check_may_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: str, host: str) -> None:
@@ -115,13 +129,19 @@ def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: st
         if newest is not None and incarnation in earlier:
             raise taken(bucket.url, names.node, mine, newest)
         if (
-            bucket.put_new(names.claim(number), canonical(asdict(mine)).encode())
+            bucket.put_new(names.claim(number), canonical(_said(mine)).encode())
             or _claim(bucket, names, number) == mine
         ):
             return mine
     raise RemoteError(
         f"{bucket.url}: other writers take the log of node {names.node} all the time; is it used by several?"
     )
+
+
+def _said(claim: Claim) -> dict[str, Any]:
+    fields = asdict(claim)
+    del fields["is_damaged"]
+    return fields
 
 
 def check_claim(bucket: Bucket, names: NodeNames, mine: Claim) -> None:
@@ -137,19 +157,25 @@ def taken(url: str, node: str, mine: Claim, newer: Claim) -> RemoteTakenError:
         f"{url}: the log of node {node} was taken over by {newer.who()}, and this is {mine.who()}: two directories claim to "
         "be the same node. Stop the wrong one. If this one is right, give it another prefix, or remove the other's copies"
     )
-    error.by_this_directory = mine.incarnation == newer.incarnation
+    error.by_this_directory = newer.is_damaged or mine.incarnation == newer.incarnation
     return error
 
 
-def _claim(bucket: Bucket, names: NodeNames, number: int) -> Claim | None:
+def _claim(bucket: Bucket, names: NodeNames, number: int, before: Claim | None = None) -> Claim | None:
+    """Returns a claim; None where there is none. `before`: the one that a damaged one is taken for."""
     name = names.claim(number)
     try:
         text = bucket.get(name)
     except MissingObjectError:
         return None
-    with parsed("a claim", f"{bucket.url}/{name}"):
-        fields = json.loads(text)
-        return Claim(**{**fields, "earlier": tuple(fields["earlier"])})
+    try:
+        with parsed("a claim", f"{bucket.url}/{name}"):
+            fields = json.loads(text)
+            return Claim(**{**fields, "earlier": tuple(fields["earlier"])})
+    except CorruptionError as error:  # of a host that lost power, say: whoever comes next takes the next number
+        log.warning("passed over: %s", error)
+        known = before or Claim(number, "", "", "", "")
+        return replace(known, number=number, token="", is_damaged=True)
 
 
 def _fields(text: bytes, where: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@ are written anew.
 
 Invariants
 - Only who has the claim deletes, and only of its own node.
-- A pack stays while a file in it is held, or while it comes after the newest index: readers follow the log from there.
+- A pack stays while a file in it is held, or while it comes after the index before the newest one: readers follow the
+  log from an index, and from that one where the newest is damaged.
 - An object is deleted after nothing has needed it for the whole grace, as this process saw it: its clock is its own, and
   a new process begins to count anew. So a reader that knows what was held a grace ago finds all of it.
 - No name is ever used for a second object, so a deletion that comes late takes nothing that is needed.
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterable
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, ObjectInfo
 from nosync.replication.remote.log import LogWriter
-from nosync.replication.remote.names import NodeNames, position_of
+from nosync.replication.remote.names import LogPosition, NodeNames, position_of
 
 USED_PART = 5
 """A pack is written anew where less than one so-many-th of it is held."""
@@ -35,7 +36,13 @@ class Collector:
         that no pack names yet.
         """
         in_use = {*writer.contents.in_use(), *going, *writer.objects_begun()}
-        unneeded = [*self._packs(writer, in_use), *self._indexes(writer), *self._objects(in_use)]
+        indexes = {
+            at: one for one in self._bucket.list(self._names.indexes) if (at := position_of(one.name)) is not None
+        }
+        # The index before the newest one stays, too: should that be damaged, readers follow the log from there.
+        since = max((at for at in indexes if at < writer.index_at), default=writer.index_at)
+        old = [one for at, one in indexes.items() if at < since]
+        unneeded = [*self._packs(since, in_use), *old, *self._objects(in_use)]
         self._since_s = {one.name: self._since_s.get(one.name, now_s) for one in unneeded}
         due = [one.name for one in unneeded if self._since_s[one.name] <= now_s - self._grace_s]
         for begin in range(0, len(due), _AT_ONCE):
@@ -44,16 +51,10 @@ class Collector:
             for name in due[begin : begin + _AT_ONCE]:
                 self._since_s.pop(name, None)
 
-    def _packs(self, writer: LogWriter, in_use: Collection[str]) -> Iterable[ObjectInfo]:
+    def _packs(self, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
         for one in self._bucket.list(self._names.packs):
             at = position_of(one.name)
-            if at is not None and one.name not in in_use and at <= writer.index_at:
-                yield one
-
-    def _indexes(self, writer: LogWriter) -> Iterable[ObjectInfo]:
-        for one in self._bucket.list(self._names.indexes):
-            at = position_of(one.name)
-            if at is not None and at < writer.index_at:
+            if at is not None and one.name not in in_use and at <= since:
                 yield one
 
     def _objects(self, in_use: Collection[str]) -> Iterable[ObjectInfo]:

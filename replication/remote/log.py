@@ -49,8 +49,8 @@ def nodes_of(bucket: Bucket) -> list[str]:
 def read_log(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int | None = None) -> Contents | None:
     """Returns what a node holds; None where its log was not begun. `until_claim`: of writers up to this claim only.
 
-    Where a pack is damaged, it is what was held before (`damage` says so). Raises RemoteError, and CorruptionError for a
-    damaged index.
+    Where a pack or an index is damaged, it is what was held before (`damage` says so). Raises RemoteError, and
+    CorruptionError where no index is whole.
     """
     for attempt in range(_RELISTS):
         try:
@@ -77,17 +77,27 @@ def follow_log(bucket: Bucket, names: NodeNames, store_id: str, contents: Conten
 
 
 def _newest_index(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int | None) -> Contents | None:
-    listed = [at for one in bucket.list(names.indexes) if (at := position_of(one.name)) is not None]
-    if until_claim is None:
-        return _index(bucket, names, store_id, max(listed)) if listed else None
-    for claim in range(until_claim, 0, -1):
-        of_claim = [at for at in listed if at.claim == claim]
-        if of_claim:
-            return _index(bucket, names, store_id, max(of_claim))
-        try:  # the listing may not show it yet
-            return _index(bucket, names, store_id, LogPosition(claim, 0))
+    listed = {at for one in bucket.list(names.indexes) if (at := position_of(one.name)) is not None}
+    known = set(listed)
+    if until_claim is not None:  # the listing may not show those yet
+        first = {LogPosition(claim, 0) for claim in range(1, until_claim + 1)}
+        known = {at for at in listed | first if at.claim <= until_claim}
+    damage: CorruptionError | None = None
+    for at in sorted(known, reverse=True):
+        try:
+            contents = _index(bucket, names, store_id, at)
         except MissingObjectError:
-            continue  # it was claimed, and nothing was written
+            if at in listed and damage is None:
+                raise
+            continue  # it was claimed, and nothing was written; or it was deleted as a later one is there
+        except CorruptionError as error:
+            log.warning("%s; what the index before it says is taken", error)
+            damage = damage or error
+            continue
+        contents.damage = "" if damage is None else str(damage)
+        return contents
+    if damage is not None:
+        raise damage
     return None
 
 
@@ -103,7 +113,7 @@ def _follow(bucket: Bucket, names: NodeNames, store_id: str, contents: Contents)
             contents.apply(step)
     except CorruptionError as error:
         log.warning("%s; what was put after it is not seen", error)
-        contents.damage = str(error)
+        contents.damage = contents.damage or str(error)
 
 
 def read_step(bucket: Bucket, names: NodeNames, store_id: str, at: LogPosition) -> Step | None:
@@ -142,6 +152,10 @@ class LogWriter:
         self._parts: dict[FileVersion, tuple[str, int]] = {}
         self._objects = 0
         self.packs, self.sent_bytes, self.index_at = 0, 0, at
+
+    @property
+    def bucket_url(self) -> str:
+        return self._bucket.url
 
     @property
     def is_pending(self) -> bool:

@@ -108,3 +108,21 @@ def test_of_several_that_claim_at_once_each_gets_a_number_of_its_own() -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"number": 2}'])
+def test_a_claim_that_is_damaged_is_a_number_that_is_taken(text: bytes) -> None:
+    objects = Objects()
+    bucket = SimulatedBucket(objects)
+    take(bucket, "a")
+    first = take(bucket, "b")
+    objects.by_name[NAMES.claim(3)] = text
+    with pytest.raises(RemoteTakenError) as caught:
+        check_claim(bucket, NAMES, first)
+    assert caught.value.by_this_directory, "so it is tried again"
+    with pytest.raises(RemoteTakenError):
+        take(bucket, "a")
+    again = take(bucket, "b")
+    assert (again.number, again.earlier) == (4, ("a",))
+    check_claim(bucket, NAMES, again)
+    assert take(bucket, "c").earlier == ("a", "b")

@@ -8,12 +8,12 @@ from nosync.lsm.errors import RemoteError
 from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
-from nosync.replication.remote.names import NodeNames
+from nosync.replication.remote.names import LogPosition, NodeNames, position_of
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.view import read_view
 from nosync.testing.simulated_bucket import Objects, SimulatedBucket
 from tests.conftest import OpenStore
-from tests.helpers.remotes import QUIET, Copies, epochs, rows_of
+from tests.helpers.remotes import NAMES, QUIET, Copies, epochs, rows_of
 
 
 class Clock(Env):
@@ -25,10 +25,6 @@ class Clock(Env):
         return self.now_s
 
 
-def held_bytes(objects: Objects) -> int:
-    return sum(len(data) for name, data in objects.by_name.items() if name.startswith("nodes/"))
-
-
 def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -> None:
     clock, objects = Clock(), Objects()
     store = open_store(settings=QUIET, retain=0, env=clock)
@@ -36,7 +32,6 @@ def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -
     for t in range(40):
         epochs(store, range(t, t + 1))
         copies.step()
-    before = held_bytes(objects)
     store.compact()
     copies.push()
     view = read_view(SimulatedBucket(objects))  # a reader that takes its time
@@ -46,14 +41,19 @@ def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -
         clock.now_s += 4.0
         copies.step()
     fetch_all(Fetcher(SimulatedBucket(objects)), view.files.values(), lambda placed, data: None)
-    for t in range(60, 64):
+    for t in range(60, 100):
         clock.now_s += 200.0
         epochs(store, range(t, t + 1))
         copies.push()
-    assert held_bytes(objects) < 0.7 * before
+    contents, there = copies.contents(), objects.by_name
+    indexes = sorted(at for name in there if name.endswith(".index") and (at := position_of(name)) is not None)
+    assert len(indexes) == 2, "one is there should the newest be damaged"
+    old = {name for n in range(1, indexes[0].number + 1) if (name := NAMES.pack(LogPosition(1, n))) in there}
+    assert old <= contents.in_use().keys()
+    assert len(old) < indexes[0].number / 2
     with pytest.raises(MissingObjectError):
         fetch_all(Fetcher(SimulatedBucket(objects)), view.files.values(), lambda placed, data: None)
-    assert copies.level.status().safe_point == 63
+    assert copies.level.status().safe_point == 99
     root = store.directory.root.parent / "restored"
     restore(SimulatedBucket(objects), root)
     assert rows_of(open_store("restored", settings=QUIET)) == rows_of(store)
@@ -68,14 +68,14 @@ def test_a_pack_of_which_little_is_used_is_written_anew(open_store: OpenStore) -
     first = copies.contents().at
     name = NodeNames("embedded").pack(first)
     assert name in copies.contents().in_use()
-    for t in range(30, 60):
+    for t in range(30, 90):
         epochs(store, range(t, t + 1))
         store.compact()
         store.node.archive_manifests()  # type: ignore[attr-defined]
         clock.now_s += 30.0
         copies.push()
     assert name not in objects.by_name
-    assert copies.level.status().safe_point == 59
+    assert copies.level.status().safe_point == 89
 
 
 def test_parts_that_no_pack_names_go(open_store: OpenStore) -> None:

@@ -159,6 +159,23 @@ def test_a_damaged_index_is_named() -> None:
         read_log(bucket, NAMES, "store")
 
 
+def test_where_an_index_is_damaged_the_one_before_is_taken() -> None:
+    objects = Objects()
+    bucket = SimulatedBucket(objects)
+    writer = begin(bucket)
+    write(writer, 0)
+    write(writer, 1)
+    writer.write_index()
+    write(writer, 2)
+    held = set(writer.contents.files())
+    name = NAMES.index(writer.index_at)
+    objects.by_name[name] = damaged(objects.by_name[name])
+    found = read_log(bucket, NAMES, "store")
+    assert found is not None
+    assert name in found.damage
+    assert set(found.files()) == held
+
+
 @pytest.mark.parametrize("change", [damaged, lambda data: b"", lambda data: b"of a stranger", lambda data: data[:-1]])
 def test_what_was_held_before_a_damaged_pack_still_is(change: Callable[[bytes], bytes]) -> None:
     objects = Objects()
