@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from blake3 import blake3
 
+from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
-from nosync.replication.remote.fence import RemoteTakenError, take_claim
-from nosync.replication.remote.log import LogWriter, read_log
+from nosync.replication.remote.fence import RemoteTakenError, newest_claim, take_claim
+from nosync.replication.remote.log import LogWriter, nodes_of, read_log
 from nosync.replication.remote.names import NodeNames
+from nosync.replication.remote.others import furthest, has_reached
 from nosync.replication.remote.pack import Contents, Reached
 from nosync.replication.remote.source import Source
 
 _TWO = "these are two histories"
+
+
+class OtherHistoryError(RemoteTakenError):
+    """A directory is not what the bucket has, or not yet: one that is filled by its peers comes to be that."""
 
 
 def check_goes_on(url: str, before: Contents, source: Source) -> None:
@@ -28,9 +35,9 @@ def check_goes_on(url: str, before: Contents, source: Source) -> None:
     restored as of an earlier epoch, has to have all.
     """
     timelines, is_same = source.timelines, before.incarnation == source.incarnation
-    advice = f"Restore from it (nosync restore {url} DIR), or give this directory another prefix"
+    advice = _advice(url)
     if timelines.refs.entries < before.reached.entries:
-        raise RemoteTakenError(
+        raise OtherHistoryError(
             f"{url} has {before.reached.entries} entries of the log of branches, and {source.directory.root} has "
             f"{timelines.refs.entries}: it is of an earlier time. {advice}"
         )
@@ -39,7 +46,7 @@ def check_goes_on(url: str, before: Contents, source: Source) -> None:
         name = f"{BRANCHES}/{n}.json"
         held = before.inventory.get(name)
         if held is not None and blake3(env.read(root / name)).hexdigest() != held.digest:
-            raise RemoteTakenError(
+            raise OtherHistoryError(
                 f"{url} and {root} have other entries {n} in their logs of branches: {_TWO}. {advice}"
             )
     kept = timelines.refs.kept_until()
@@ -77,21 +84,54 @@ def _check_has(url: str, before: Contents, source: Source, text: str, advice: st
             ):
                 continue
             if manifest is None:
-                raise RemoteTakenError(
+                raise OtherHistoryError(
                     f"{url} has epochs of timeline {log.timeline} up to {name.span.last}, and {root} has them up to "
                     f"{'none' if log.last is None else log.last}: it is of an earlier time, or another history. {advice}"
                 )
             single = str(manifest.path) == text and held is not None
             if single and held is not None and blake3(manifest.to_json()).hexdigest() != held.digest:
-                raise RemoteTakenError(
+                raise OtherHistoryError(
                     f"{url} and {root} have sealed epoch {t} of timeline {log.timeline} with other contents: {_TWO}. "
                     f"{advice}"
                 )
     elif name.layer is not None and name.layer.description.upper > timelines.sealed_until(name.layer.trace):
-        raise RemoteTakenError(
+        raise OtherHistoryError(
             f"{url} has {name.layer} of an epoch that {root} has not sealed: it is of an earlier time, or another history. "
             f"{advice}"
         )
+
+
+def check_no_other(url: str, name: FileName, digest: str, others: Mapping[str, Contents], root: Path) -> None:
+    """Raises RemoteTakenError where another node has an epoch, or an entry of the log of branches, whole that this
+    directory has with other contents.
+    """
+    for node, contents in others.items():
+        held = contents.inventory.get(name)
+        if held is not None and held.digest != digest and has_reached(name, contents.reached):
+            raise OtherHistoryError(
+                f"node {node} of {url} and {root} have other contents in {name}: {_TWO}. {_advice(url)}"
+            )
+
+
+def check_beside(url: str, others: Iterable[Contents], source: Source) -> None:
+    """Raises RemoteTakenError where this directory left epochs that other nodes have whole, and none of them says so: it
+    was restored as of an earlier epoch, and is another history.
+    """
+    reached, timelines = furthest(one.reached for one in others), source.timelines
+    if timelines.refs.entries <= reached.entries:
+        return
+    kept = timelines.refs.kept_until()
+    for timeline, t in reached.epochs.items():
+        end = kept.get(timeline)
+        if end is not None and end < t:
+            raise OtherHistoryError(
+                f"{url} has epochs of timeline {timeline} up to {t}, which {source.directory.root} left at {end}: {_TWO}. "
+                f"{_advice(url)}"
+            )
+
+
+def _advice(url: str) -> str:
+    return f"Restore from it (nosync restore {url} DIR), or give this directory another prefix"
 
 
 def without_unseen(before: Contents) -> Contents:
@@ -101,9 +141,7 @@ def without_unseen(before: Contents) -> Contents:
 
 
 def _is_seen(name: FileName, reached: Reached) -> bool:
-    if name.span is not None:
-        return name.span.first <= reached.epochs.get(PurePosixPath(name.span.timeline).name, -1)
-    return name.entry is None or name.entry <= reached.entries
+    return (name.span is None and name.entry is None) or has_reached(name, reached)
 
 
 def begin_log(bucket: Bucket, names: NodeNames, source: Source, token: str, host: str) -> LogWriter:
@@ -112,15 +150,32 @@ def begin_log(bucket: Bucket, names: NodeNames, source: Source, token: str, host
     Raises RemoteTakenError, and other RemoteErrors.
     """
     marker = source.marker
-    newest = read_log(bucket, names, marker.store_id)
+    try:
+        newest = read_log(bucket, names, marker.store_id)
+    except CorruptionError:  # no index is whole: who wrote it has all of it still, and puts it again
+        last = newest_claim(bucket, names)
+        if last is None or last.incarnation != source.incarnation:
+            raise
+        claim = take_claim(bucket, names, marker, source.incarnation, token, host)
+        return _begun(LogWriter(bucket, names, marker, claim, None))
     if newest is not None:
         check_goes_on(bucket.url, newest, source)
+    if newest is None or newest.incarnation != source.incarnation:
+        check_beside(bucket.url, _of_others(bucket, names, marker.store_id), source)
     claim = take_claim(bucket, names, marker, source.incarnation, token, host)
     before = read_log(bucket, names, marker.store_id, claim.number - 1)
     if before is not None:  # it may have gone on until the claim was put
         check_goes_on(bucket.url, before, source)
         if before.incarnation != source.incarnation:
             before = without_unseen(before)
-    writer = LogWriter(bucket, names, marker, claim, before)
+    return _begun(LogWriter(bucket, names, marker, claim, before))
+
+
+def _begun(writer: LogWriter) -> LogWriter:
     writer.write_index()
     return writer
+
+
+def _of_others(bucket: Bucket, names: NodeNames, store_id: str) -> Iterable[Contents]:
+    found = (read_log(bucket, NodeNames(node), store_id) for node in nodes_of(bucket) if node != names.node)
+    return (contents for contents in found if contents is not None)

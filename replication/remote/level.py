@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import platform
+import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from nosync.lsm.errors import NosyncError, RemoteError, described
 from nosync.lsm.manifests.branches import MAIN
@@ -23,7 +25,7 @@ from nosync.replication.remote.bucket import Bucket, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.fence import RemoteTakenError, check_may_claim, claim_store
 from nosync.replication.remote.garbage import Collector
-from nosync.replication.remote.history import begin_log
+from nosync.replication.remote.history import OtherHistoryError, begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.others import OtherNodes, furthest
 from nosync.replication.remote.pack import Reached
@@ -38,6 +40,8 @@ log = logging.getLogger("nosync.remote")
 _TICK_S = 1.0
 _TICKS_PER_FLUSH = 4
 _LOOK_AT_ALL_S = 60.0
+_LOOK_AT_MOST_S = 10.0
+"""How long whoever opens a store waits for an object store that does not answer."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _SHOW_EVERY_S = 10.0
 _COLLECTIONS_PER_GRACE, _COLLECT_AT_MOST_S, _PACKS_TO_COLLECT = 4, 900.0, 16
@@ -75,13 +79,16 @@ class RemoteLevel:
         """Looks whether copies can be kept there, and begins. Raises RemoteError where they are refused; a store that
         cannot be reached now is tried again in the background.
         """
-        self.begin_without_thread()
+        self._begin_by(self._check_soon)
         self._thread.start()
 
     def begin_without_thread(self) -> None:
         """Begins as `start` does; each step is then taken by the caller, with `step_now`."""
+        self._begin_by(self._check_place)
+
+    def _begin_by(self, check: Callable[[], None]) -> None:
         try:
-            self._check_place()
+            check()
         except UnavailableError as error:
             self._failed(error)
         except BaseException:
@@ -98,6 +105,27 @@ class RemoteLevel:
     def next_pack(self) -> str | None:
         """Returns the name of the pack that comes next; None where that is not known yet."""
         return None if self._uploader is None else self._uploader.writer.next_pack()
+
+    def _check_soon(self) -> None:
+        """Looks whether copies can be kept there. Raises UnavailableError where the store says nothing for a while."""
+        found: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                self._check_place()
+                found.put(None)
+            except BaseException as error:  # noqa: BLE001 - it is raised by who waits, if somebody does
+                found.put(error)
+
+        threading.Thread(target=look, name="nosync-remote-look", daemon=True).start()
+        try:
+            error = found.get(timeout=_LOOK_AT_MOST_S)
+        except queue.Empty:
+            raise UnavailableError(
+                f"{self._bucket.url}: it said nothing for {_LOOK_AT_MOST_S:g} seconds; it is tried again"
+            ) from None
+        if error is not None:
+            raise error
 
     def _check_place(self) -> None:
         """Looks whether copies can be kept there, by few requests, and makes the place this store's."""
@@ -189,7 +217,8 @@ class RemoteLevel:
             log.error("%s", problem, exc_info=not isinstance(error, NosyncError))
         self._problem = problem
         if isinstance(error, RemoteTakenError):
-            self._is_ended = self._is_ended or not error.by_this_directory
+            may_pass = error.by_this_directory or (isinstance(error, OtherHistoryError) and self._others is not None)
+            self._is_ended = self._is_ended or not may_pass
             self._uploader, self._pause_s = None, _LAST_RETRY_S
         self._retry_s = self._env.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LAST_RETRY_S)
@@ -266,12 +295,13 @@ class RemoteLevel:
 
     def finish(self) -> None:
         """See RemoteCopies."""
+        end_s = self._env.monotonic_s() + self.settings.close_s
         self._stop()
         if self._is_ended or self.settings.close_s <= 0:
             return
         is_all = False
         try:
-            is_all = self.push(self.settings.close_s)
+            is_all = self.push(max(0.0, end_s - self._env.monotonic_s()))
         except NosyncError as error:
             log.error("%s", error)
         if not is_all:

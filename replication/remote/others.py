@@ -7,8 +7,10 @@ claim counts, as soon as its index is listed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 
 from nosync.lsm.model.layer import Description
+from nosync.lsm.model.timestamp import epoch_of
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, covers
 from nosync.replication.remote.bucket import Bucket
@@ -35,6 +37,11 @@ class OtherNodes:
                 self._contents[node] = found
 
     @property
+    def contents(self) -> Mapping[str, Contents]:
+        """Returns what each of them holds, by node."""
+        return dict(self._contents)
+
+    @property
     def inventories(self) -> list[Inventory]:
         """Returns what each of them holds."""
         return [contents.inventory for contents in list(self._contents.values())]
@@ -54,6 +61,17 @@ def furthest(found: Iterable[Reached]) -> Reached:
         for timeline, t in one.epochs.items():
             epochs[timeline] = max(t, epochs.get(timeline, -1))
     return Reached(epochs, entries)
+
+
+def has_reached(name: FileName, reached: Reached) -> bool:
+    """Returns whether a node that is whole up to there has the epoch, or the entry, that a file is of."""
+    if name.entry is not None:
+        return name.entry <= reached.entries
+    if name.span is not None:
+        return name.span.first <= reached.epochs.get(PurePosixPath(name.span.timeline).name, -1)
+    if name.layer is not None:  # which timeline it is of its name does not say
+        return epoch_of(name.layer.description.lower) <= max(reached.epochs.values(), default=-1)
+    return False
 
 
 class Together:

@@ -105,6 +105,11 @@ class Contents:
             self._add(placed)
         self.at, self.reached, self.incarnation = step.at, step.reached, step.incarnation
 
+    def placed(self, name: str) -> Placed | None:
+        """Returns a file that is held; None where it is not."""
+        version = self.inventory.get(name)
+        return None if version is None else Placed(version, self.places[name])
+
     def files(self) -> Iterator[Placed]:
         """Yields what is held."""
         return (Placed(version, self.places[version.name]) for version in self.inventory)

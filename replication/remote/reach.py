@@ -32,7 +32,7 @@ class Reach:
     """Finds up to where an inventory is whole. What was found is not looked at again."""
 
     def __init__(self, timelines: Timelines, digest_of: Callable[[PurePosixPath], str | None]) -> None:
-        """`digest_of`: says the digest of a small file of this node, as far as it is known."""
+        """`digest_of`: says the digest of a small file of this node; None where that is gone."""
         self._timelines, self._digest_of = timelines, digest_of
         self._known: dict[str, Epoch] = {}
 
@@ -43,7 +43,8 @@ class Reach:
     def of(self, held: Inventory | Together, before: Reached, safe: int | None) -> Reached:
         """Returns up to where all is held. `safe`: the local safe point of main, up to which inputs may be gone."""
         refs = self._timelines.refs
-        if any(FileName(f"{BRANCHES}/{n}.json") not in held for n in range(1, refs.entries + 1)):
+        entries = (PurePosixPath(f"{BRANCHES}/{n}.json") for n in range(1, refs.entries + 1))
+        if not all(_has_file(held, path, self._digest_of) for path in entries):
             return before
         look = _Look(held, self._timelines, self._digest_of, releasable_until(self._timelines, safe))
         epochs: dict[str, int] = {}
@@ -79,7 +80,7 @@ class _Look:
 
     def _is_safe_run(self, run: Run) -> bool:
         archive = self._timelines.of_timeline(run.timeline).archive_at(run.first)
-        if archive is None or not self._has_file(archive.path):
+        if archive is None or not _has_file(self._held, archive.path, self._digest_of):
             return False
         return is_whole(run.required(), self._released, self._descriptions)
 
@@ -87,20 +88,13 @@ class _Look:
         return self._held.layers(str(trace.directory)).keys()
 
     def _is_safe(self, manifest: Manifest) -> bool:
-        if not self._has_file(manifest.path):
+        if not _has_file(self._held, manifest.path, self._digest_of):
             return False
         return all(
             self._has(entry)
             for entry in manifest.entries
             if entry.copies and not is_released(manifest, entry, self._released)
         )
-
-    def _has_file(self, path: PurePosixPath) -> bool:
-        name, digest = FileName(str(path)), self._digest_of(path)
-        held = self._held.get(name)
-        if held is not None:
-            return digest is None or held.digest == digest
-        return self._held.has_archived(name)
 
     def _has(self, entry: Entry) -> bool:
         return self._held.holds(FileName.of_layer(entry.id), entry.digest) and self._has_before(entry)
@@ -114,6 +108,16 @@ class _Look:
             return True
         before = FileName.of_layer(LayerId(entry.id.trace, Description(entry.origin, lower)))
         return before in self._held or self._held.holds(before, "")
+
+
+def _has_file(
+    held: Inventory | Together, path: PurePosixPath, digest_of: Callable[[PurePosixPath], str | None]
+) -> bool:
+    """Returns whether a small file is held as this node has it."""
+    name, digest = FileName(str(path)), digest_of(path)
+    if digest is None:
+        return name in held or held.has_archived(name)
+    return held.holds(name, digest)
 
 
 def remotely_safe(timelines: Timelines, reached: Reached, branch: str = MAIN) -> int | None:

@@ -155,7 +155,7 @@ class _Restore:
         """Fetches what the directory lacks, and makes it a store."""
         self._fetch_small()
         timelines = self._cut_timelines(as_of, branch)
-        layers = [self._view.files[name] for name in self._view.files if self._is_needed(name, timelines)]
+        layers = self._layers(timelines)
         others = [self._view.files[name] for name in self._view.files if name.is_opaque]
         self._remove_other_layers({placed.version.name for placed in layers})
         stubs = [placed for placed in layers if lazy and not self._is_here(placed)]
@@ -238,6 +238,30 @@ class _Restore:
         raise kind(f"cannot restore as of {as_of}: {possible}")
 
     # --- layers -------------------------------------------------------------------------------------------------------
+
+    def _layers(self, timelines: Timelines) -> list[Placed]:
+        """Returns the layers that are needed, each as the manifests list it. Raises CorruptionError where a node put
+        another one in its place.
+        """
+        found = {
+            name.layer: self._view.files[name]
+            for name in self._view.files
+            if name.layer is not None and self._is_needed(name, timelines)
+        }
+        epochs = {epoch_of(layer.description.lower) for layer in found}
+        logs = [timelines.manifests(branch) for branch in timelines.refs.names]
+        for manifest in (one for log in logs for t in sorted(epochs) if (one := log.get(t)) is not None):
+            for entry in manifest.entries:
+                held = found.get(entry.id)
+                if held is None or held.version.digest == entry.digest:
+                    continue
+                found[entry.id] = held = self._view.listed(held.version.name, entry.digest)
+                if held.version.digest != entry.digest:
+                    raise CorruptionError(
+                        f"{self._bucket.url}: {entry.id} is not what epoch {manifest.t} lists, but what a node wrote that did "
+                        "not seal it; restore as of an earlier epoch"
+                    )
+        return list(found.values())
 
     def _is_needed(self, name: FileName, timelines: Timelines) -> bool:
         """Returns whether a layer is of a sealed epoch. What is not sealed is another attempt's."""

@@ -21,6 +21,7 @@ from nosync.lsm.platform.env import storage_error
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.remote.files import digest_of
+from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.others import OtherNodes, Together, furthest
 from nosync.replication.remote.pack import PackBuilder, Placed, Reached, Step
@@ -46,7 +47,7 @@ class Uploader:
         self._source, self.writer, self._settings = source, writer, settings
         self._root, self._env = source.directory.root, source.directory.env
         self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
-        self._reach = Reach(source.timelines, self._digests.get)
+        self._reach = Reach(source.timelines, self._digest)
         self._builder = PackBuilder()
         self._waiting: dict[FileName, FileVersion | None] = {}  # what goes next; of small files no version is known yet
         self._large: dict[FileName, FileVersion] = {}  # what goes as objects of its own
@@ -121,8 +122,33 @@ class Uploader:
         return [*(version for version, _ in self._builder.versions), *self._large.values(), *placed]
 
     def _is_lacking(self, name: FileName) -> bool:
-        """Returns whether the bucket lacks a small file. None of them ever changes."""
-        return not any(name in one or one.has_archived(name) for one in self._inventories)
+        """Returns whether the bucket lacks a small file, or has another one under its name: a node that was lost may have
+        begun an epoch that this one did anew. Raises RemoteTakenError where it had that epoch whole.
+        """
+        if name.is_opaque or not any(name in one for one in self._inventories):
+            return not any(name in one or one.has_archived(name) for one in self._inventories)
+        digest = self._digest(PurePosixPath(name))
+        if digest is None:  # it is gone
+            return False
+        if self._others is not None:
+            check_no_other(self.writer.bucket_url, name, digest, self._others.contents, self._root)
+        mine, *theirs = (one.get(name) for one in self._inventories)
+        if mine is not None:
+            return mine.digest != digest
+        return any(one is not None and one.digest != digest for one in theirs)
+
+    def _digest(self, path: PurePosixPath) -> str | None:
+        """Returns the digest of a small file of this node. None: there is none, or it is damaged."""
+        known = self._digests.get(path)
+        if known is not None:
+            return known
+        name = FileName(str(path))
+        data = self._read(name)
+        version = None if data is None else self._checked(name, data)
+        if version is None:
+            return None
+        self._digests[path] = version.digest
+        return version.digest
 
     @property
     def _inventories(self) -> list[Inventory]:
@@ -169,8 +195,8 @@ class Uploader:
         """Drops what an operator discarded here for another node's contents: those go in its place."""
         for name, digest in self._source.discarded().items():
             held = self.writer.contents.inventory.get(name)
+            self._digests.pop(PurePosixPath(name), None)
             if held is not None and held.digest == digest and held.name.layer is None:
-                self._digests.pop(PurePosixPath(name), None)
                 self._moving.add(held.name)
 
     def _take_checkpoints(self) -> None:
@@ -231,6 +257,8 @@ class Uploader:
         self.writer.settle()
         if self._others is not None:
             self._others.look()
+            for version, _ in self._builder.versions:
+                check_no_other(self.writer.bucket_url, version.name, version.digest, self._others.contents, self._root)
         self._put_large()
         if self._builder.versions or self._large_put or self._can_say_more():
             self._write_pack()
@@ -253,12 +281,15 @@ class Uploader:
             if most_bytes <= 0:
                 return
             data = self._read(name)
-            if data is not None and (self.writer.has_begun(version) or self._checked(name, data) == version):
+            has_begun = self.writer.has_begun(version)
+            if data is not None and (has_begun or self._checked(name, data) == version):
                 view = memoryview(data).cast("B")
                 placed = self.writer.put_large(version, view, self._settings.large_bytes, most_bytes)
                 if placed is None:
                     return
-                self._large_put.append(placed)
+                # Its parts may be hours apart.
+                if not has_begun or self._checked(name, data) == version:
+                    self._large_put.append(placed)
             else:
                 self._looks_at_all = self._looks_at_all or data is None  # merged away: what stands for it goes
                 self.writer.give_up_parts()

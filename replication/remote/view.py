@@ -3,6 +3,8 @@
 Invariants
 - Of a timeline only the epochs up to the newest remotely safe one are seen, and of the log of branches only the entries
   under which that was found. So whoever reads sees no epoch without its layers.
+- Nodes may have put other files under one name: one that was lost had begun an epoch that others then did anew. The one
+  is seen whose node found that epoch whole; which of them a manifest lists is said by `listed`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fence import read_store
 from nosync.replication.remote.log import follow_log, nodes_of, read_log
 from nosync.replication.remote.names import LogPosition, NodeNames
-from nosync.replication.remote.others import furthest
+from nosync.replication.remote.others import furthest, has_reached
 from nosync.replication.remote.pack import Contents, Placed, Reached
 
 
@@ -38,12 +40,19 @@ class RemoteView:
     """Up to where the log of each node is applied. Reading on may apply more of it, and then fail."""
     problems: tuple[str, ...] = ()
     """Objects that are damaged, so that what was put after them is not seen."""
+    others: dict[FileName, list[Placed]] = field(default_factory=dict, repr=False)
+    """Files of other contents under names that `files` has."""
 
     def is_seen(self, name: FileName) -> bool:
         """Returns whether a file is part of what is whole. Of layers that follows from the manifests (`sealed_until`)."""
         if name.span is not None:
             return name.span.last <= self.cut(name)
         return name.entry is None or name.entry <= self.reached.entries
+
+    def listed(self, name: FileName, digest: str) -> Placed:
+        """Returns the file of a name that has a digest; the one that is seen where none has."""
+        known: list[Placed] = [self.files[name], *self.others.get(name, ())]
+        return next((placed for placed in known if placed.version.digest == digest), known[0])
 
     def is_cut(self, name: FileName) -> bool:
         """Returns whether a file is an archive of which only the first epochs are seen."""
@@ -79,11 +88,21 @@ def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
 
 def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
     files: dict[FileName, Placed] = {}
+    others: dict[FileName, list[Placed]] = {}
     for contents in nodes.values():
-        files |= {placed.version.name: placed for placed in contents.files() if placed.version.name not in files}
+        for placed in contents.files():
+            name = placed.version.name
+            before = files.setdefault(name, placed)
+            if before.version.digest != placed.version.digest:
+                others.setdefault(name, []).append(placed)
+    for name, found in others.items():
+        known = [files[name], *found]
+        whole = (contents.placed(name) for contents in nodes.values() if has_reached(name, contents.reached))
+        files[name] = next((placed for placed in whole if placed is not None), files[name])
+        others[name] = [placed for placed in known if placed.version.digest != files[name].version.digest]
     reached = furthest(contents.reached for contents in nodes.values())
     problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
-    return RemoteView(marker, nodes, files, reached, _positions(nodes), problems)
+    return RemoteView(marker, nodes, files, reached, _positions(nodes), problems, others)
 
 
 def _positions(nodes: dict[str, Contents]) -> dict[str, LogPosition]:

@@ -40,11 +40,11 @@ def rows_of(store: nosync.Store, stage: str = "counts", **options: object) -> di
 class Copies:
     """A store's copies without a thread: each step is taken by the test."""
 
-    def __init__(self, store: nosync.Store, bucket: Bucket, **settings: float) -> None:
+    def __init__(self, store: nosync.Store, bucket: Bucket, name: str = EMBEDDED, **settings: float) -> None:
         assert isinstance(store.node, Node)
         self.store, self.bucket = store, bucket
         values = {"flush_s": 0.0, "close_s": 0.0, "flush_bytes": 1 << 20, "large_bytes": 1 << 19, **settings}
-        self.level = RemoteLevel(store.node, RemoteSettings("memory://test", **values), bucket=bucket)  # type: ignore[arg-type]
+        self.level = RemoteLevel(store.node, RemoteSettings("memory://test", **values), name=name, bucket=bucket)  # type: ignore[arg-type]
         self.level._thread.start = lambda: None  # type: ignore[method-assign]
         self.level.start()
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from nosync.replication.remote import log, uploader
+from nosync.replication.remote import log, reach, uploader
+from nosync.replication.remote.bucket import ObjectInfo
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.log import LogWriter
+from nosync.replication.remote.names import LogPosition
 from nosync.replication.remote.pack import PackBuilder, Step
-from nosync.replication.remote.reach import _Look
 
 
 @contextmanager
@@ -56,16 +57,12 @@ def collected_without_a_grace() -> Iterator[None]:
 @contextmanager
 def packs_collected_before_an_index() -> Iterator[None]:
     """A pack goes when nothing in it is held, though readers follow the log through it."""
-    collect = Collector.collect
+    packs = Collector._packs
 
-    def collected(self: Collector, writer: LogWriter, going: Collection[str], now_s: float) -> None:
-        at, writer.index_at = writer.index_at, writer.contents.at
-        try:
-            collect(self, writer, going, now_s)
-        finally:
-            writer.index_at = at
+    def all_packs(self: Collector, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
+        return packs(self, since._replace(number=1 << 30), in_use)
 
-    with mock.patch.object(Collector, "collect", collected):
+    with mock.patch.object(Collector, "_packs", all_packs):
         yield
 
 
@@ -85,7 +82,7 @@ def dropped_before_what_stands_for_it() -> Iterator[None]:
 @contextmanager
 def manifests_not_asked_for() -> Iterator[None]:
     """An epoch is safe when its layers are there, though its manifest is not."""
-    with mock.patch.object(_Look, "_has_file", return_value=True):
+    with mock.patch.object(reach, "_has_file", return_value=True):
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,6 +110,49 @@ def test_large_layers_are_objects_of_their_own_in_parts(open_store: OpenStore, b
     whole = b"".join(bucket.get(part.name) for part in parts)
     assert decode(pa.py_buffer(whole), "it").digest == placed.version.digest
     assert copies.level.status().safe_point == 0
+
+
+def test_a_layer_that_is_damaged_between_its_parts_is_no_copy(open_store: OpenStore, tmp_path: Path) -> None:
+    store, bucket = open_quiet(open_store), SimulatedBucket()
+    copies = Copies(store, bucket, large_bytes=20_000, flush_bytes=20_000)
+    chance = random.Random(1)
+    store.append("counts", t=0, rows=pa.table({"k": [f"{chance.getrandbits(128):x}" for _ in range(5000)]}), key=["k"])
+    store.seal(0)
+    store.sync()
+    uploader = copies.level._uploader = copies.level._begin()
+    uploader.look_at_all()
+    uploader.gather()
+    uploader.flush()
+    assert uploader.writer.objects_begun()
+    (path,) = (tmp_path / "store" / "layers" / "counts").rglob("*.layer")
+    data = bytearray(path.read_bytes())
+    data[-len(data) // 4] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    copies.level.push(1.0)
+    status = copies.level.status()
+    assert status.safe_point is None
+    assert path.name in status.problem
+    assert not uploader.writer.objects_begun()
+
+
+def test_a_store_that_says_nothing_keeps_nobody_from_opening(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Event()
+
+    class Silent(SimulatedBucket):
+        def put_new(self, name: str, data: bytes | bytearray | memoryview) -> bool:
+            said.wait(30.0)
+            return super().put_new(name, data)
+
+    monkeypatch.setattr("nosync.replication.remote.level._LOOK_AT_MOST_S", 0.05)
+    copies = Copies(open_quiet(open_store), Silent())
+    assert "it said nothing for 0.05 seconds" in copies.level.status().problem
+    said.set()
+    epochs(copies.store, range(2))
+    copies.push()
+    assert copies.level.status().safe_point == 1
 
 
 def test_what_was_merged_since_does_not_go_twice(open_store: OpenStore) -> None:
