@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,14 +16,13 @@ from nosync.checkpoints import peers
 from nosync.checkpoints import rewind as rewinding
 from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.file_sink import output_at
-from nosync.checkpoints.follow import Follower, check_checkpoint
+from nosync.checkpoints.follow import Follower, check_checkpoint, queries_of
 from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import Restored, fork, restore
 from nosync.checkpoints.retention import (
-    KEPT_BATCHES,
     CheckpointPin,
     clean,
     kept_batches,
@@ -32,7 +32,7 @@ from nosync.checkpoints.retention import (
     unpin,
 )
 from nosync.checkpoints.state_diff import state_diff
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.errors import InvalidInputError, NosyncError, StoreLockedError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
@@ -42,6 +42,7 @@ from nosync.lsm.visible import visible
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_MOUNT_INSTEAD = "Give a directory that this host has or mounts"
 DATA_VARIABLE = "NOSYNC_DATA"
 """Names the data directory where nobody says one."""
 
@@ -152,7 +153,7 @@ class Checkpoint:
         batch cannot be gone on from, InvalidInputError where the directory is not empty, StorageError.
         """
         self._bring()
-        return restore(self._keep, Path(directory), at, address=address)
+        return restore(self._keep, local_directory(directory), at, address=address)
 
     def fork(
         self,
@@ -178,8 +179,8 @@ class Checkpoint:
                 "say both output= and new_output=: from where, and to where, a file sink's output goes"
             )
         if output is not None and new_output is not None:
-            output_at(Path(output), Path(new_output), self._keep.at(at), self._keep.env)
-        made = fork(self._keep, Path(directory), at, address=address)
+            output_at(local_directory(output), local_directory(new_output), self._keep.at(at), self._keep.env)
+        made = fork(self._keep, local_directory(directory), at, address=address)
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
             with keep.writing():
@@ -213,13 +214,14 @@ class Checkpoint:
         if new_output is not None and output is None:
             raise InvalidInputError("say output= as well: from where the new output is made")
         if output is not None and new_output is None and not sink_rewound:
-            rewinding.check_sink(Path(output), batch, self.query(), self._keep.env)
-        path = Path(directory)
-        if self._keep.env.list_dir(path):
-            raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
-        with self._keep.writing():
+            rewinding.check_sink(local_directory(output), batch, self.query(), self._keep.env)
+        path = local_directory(directory)
+        if path.is_file() or self._keep.env.list_dir(path):
+            what = "a file" if path.is_file() else "there, and not empty"
+            raise InvalidInputError(f"{path} is {what}: say a new directory; nothing was changed")
+        with self._writing():
             if output is not None and new_output is not None:
-                output_at(Path(output), Path(new_output), batch, self._keep.env)
+                output_at(local_directory(output), local_directory(new_output), batch, self._keep.env)
             rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
         self._keep = rewound
         return restore(rewound, path, batch), kept
@@ -254,15 +256,15 @@ class Checkpoint:
 
     def pin(self, name: str, at: int | None = None) -> CheckpointPin:
         """Keeps a batch, by default the newest that is safe, for as long as the name is there."""
-        return pin(self._keep, name, at)
+        return pin(self._current(), name, at)
 
     def pins(self) -> list[CheckpointPin]:
         """Returns the pins, by batch. Raises CorruptionError for a damaged one."""
-        return pins(self._keep)
+        return pins(self._current())
 
     def unpin(self, name: str) -> None:
         """Takes a name back. Raises InvalidInputError where there is none."""
-        unpin(self._keep, name)
+        unpin(self._current(), name)
 
     def clean(self, batches: int | None = None) -> int:
         """Removes what neither the last batches nor pinned ones need. Returns how many files went.
@@ -275,7 +277,8 @@ class Checkpoint:
             raise InvalidInputError(
                 f"the daemon of {self._keep.data} removes by itself what is not needed, here and on its peers"
             )
-        with self._keep.writing():
+        self._current()
+        with self._writing():
             set_kept_batches(self._keep, batches or kept_batches(self._keep))
             return clean(self._keep)
 
@@ -283,7 +286,20 @@ class Checkpoint:
         """Has peers send what is not here, where there are any: a query is to start here, or to be looked at."""
         if peers.is_kept_by_daemon(self._keep.data):
             peers.fetch(self._keep.data, self.name)
-            self._keep = open_generation(self._keep.data, self.name, self._keep.env)
+        self._current()
+
+    def _current(self) -> Keep:
+        """Opens the generation that counts: another process may have rewound the checkpoint."""
+        self._keep = open_generation(self._keep.data, self.name, self._keep.env)
+        return self._keep
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Holds the keep for changes. Raises StoreLockedError where another process does, or has just rewound it."""
+        with self._keep.writing():
+            if open_generation(self._keep.data, self.name, self._keep.env).generation != self._keep.generation:
+                raise StoreLockedError(f"checkpoint {self.name} was rewound by another process just now: say it again")
+            yield
 
     def __repr__(self) -> str:
         keep = self._keep
@@ -346,14 +362,20 @@ def data_directory(store: str | os.PathLike[str] | None) -> Path:
     return Path(found)
 
 
+def local_directory(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory that is meant. Raises InvalidInputError for one that is on no file system of this host."""
+    return local_path(os.fspath(path), "a checkpoint that is kept", _MOUNT_INSTEAD)
+
+
 class Watch:
     """Follows a query's checkpoint in a thread of its own. Use it in `with`, or call `close`."""
 
-    def __init__(self, source: Path, keep: Keep, keep_batches: int = KEPT_BATCHES) -> None:
+    def __init__(self, source: Path, keep: Keep, keep_batches: int | None = None) -> None:
         keep, self._writing = hold_going_on(keep, lambda held: rewinding.going_on(source, held))
         self._keep = keep
-        set_kept_batches(keep, keep_batches)
-        self._batches, self._has_daemon = keep_batches, peers.is_kept_by_daemon(keep.data)
+        if keep_batches is not None:
+            set_kept_batches(keep, keep_batches)
+        self._batches, self._has_daemon = kept_batches(keep), peers.is_kept_by_daemon(keep.data)
         self._follower = Follower(source, keep)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nosync-checkpoint-{keep.name}", daemon=True)
@@ -406,15 +428,16 @@ def watch(
     store: str | os.PathLike[str] | None = None,
     *,
     name: str | None = None,
-    keep_batches: int = KEPT_BATCHES,
+    keep_batches: int | None = None,
 ) -> Watch:
     """Keeps the checkpoint of a query that runs beside, from now on.
 
     `path`: the query's checkpointLocation, on a file system of this host; it need not be there yet. `name`: what it is
-    kept as (default: the directory's name). Spark does not notice: nothing of this is on its way. Raises
+    kept as (default: the directory's name). `keep_batches`: so many batches stay (default: as many as before, which are 100 of
+    a new one). Spark does not notice: nothing of this is on its way. Raises
     InvalidInputError where the name is that of another query's checkpoint, StoreLockedError where it is followed already.
     """
-    source = Path(os.fspath(path).removeprefix("file://").removeprefix("file:"))
+    source = local_directory(path)
     if source.exists() and any(source.iterdir()):
         check_checkpoint(source)
     keep = open_generation(data_directory(store), name or source.name.lower(), Env())
@@ -424,17 +447,8 @@ def watch(
 
 def _check_same_query(source: Path, keep: Keep) -> None:
     """Raises InvalidInputError where a keep is that of another query: two must not be mixed."""
-    for mine, theirs in _metadata_of(source, keep):
+    for mine, theirs in queries_of(source, keep):
         if mine != theirs:
             raise InvalidInputError(
                 f"checkpoint {keep.name!r} is kept of query {theirs}, and {source} is of query {mine}: say another name"
             )
-
-
-def _metadata_of(source: Path, keep: Keep) -> Iterator[tuple[str, str]]:
-    """Yields the ids of the query in a directory and of that in a keep, if both have one."""
-    try:
-        mine = str(json.loads((source / METADATA).read_text())["id"])
-        yield mine, str(json.loads(keep.read(METADATA))["id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return

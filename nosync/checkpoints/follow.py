@@ -6,14 +6,15 @@ belongs to it by name; from time to time it lists all, for snapshots come later 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import Batch, BatchFile, StateFile, StoreId, parse
+from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StoreId, StorePart, parse
 from nosync.checkpoints.spark_files import read_commit, read_offsets
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.platform.env import storage_errors
@@ -26,6 +27,7 @@ LIST_EVERY_S = 10.0
 AGAIN_AFTER_S = 1.0
 _MOST_LATER = 100
 """Of so many versions a snapshot is looked for after each commit; of older ones when all is listed."""
+_DIRECTORIES = ("commits", "offsets", "sources", "state")
 _FORMS = ("delta", "changelog", "snapshot", "zip")
 
 
@@ -41,27 +43,67 @@ class Follower:
     def look(self) -> list[str]:
         """Takes in what is new, and returns its names. Raises NosyncError where something cannot be taken in."""
         env = self._keep.env
+        if self._listed_s is None:
+            self._check_links()
         commits = self._commits()
-        new = [t for t in commits if f"commits/{t}" not in self._keep.index]
+        since = self._since()
+        new = [t for t in commits if t >= since and f"commits/{t}" not in self._keep.index]
         is_due = self._listed_s is None or env.monotonic_s() - self._listed_s >= self._list_every_s
         if not new and not is_due:
             return []
+        self._check_is_the_same(commits)
         for t in new:
             self._check_offsets(t)
         taken: list[str] = []
         # The first time, and where batches came faster than they were looked at, all is listed.
         if is_due or len(new) > 1 or not self._keep.index.stores():
-            last = max(commits, default=None)
-            taken = self._keep.take(self._source, (path for path in self._listed() if self._is_of(path, last)))
+            last, index = max(commits, default=None), self._keep.index
+            oldest = {source: min(n for n, _ in index.source_log(source)) for source in index.sources()}
+            taken = self._keep.take(
+                self._source, (path for path in self._listed() if self._is_of(path, last, since, oldest))
+            )
             self._listed_s = env.monotonic_s()
         for t in new:
             taken += self._keep.take(self._source, self._names_of(t))
         return taken
 
+    def _since(self) -> Batch:
+        """Returns the first of the newest batches that are kept without a gap: what came before, and is not kept, was
+        removed from the keep, and Spark has it still.
+        """
+        kept = self._keep.index.batches()
+        since = max(kept, default=Batch(0))
+        known = set(kept)
+        while since - 1 in known:
+            since = Batch(since - 1)
+        return since
+
+    def _check_is_the_same(self, commits: list[Batch]) -> None:
+        """Raises CorruptionError where the directory has another query, or went back, since it is followed."""
+        kept, again = self._keep.committed(), f"End this, and watch {self._source} again, or keep it under another name"
+        found = [(mine, theirs) for mine, theirs in queries_of(self._source, self._keep) if mine != theirs]
+        for mine, theirs in found:
+            raise CorruptionError(
+                f"{self._source} is of query {mine} now, and checkpoint {self._keep.name!r} is kept of query {theirs}. {again}"
+            )
+        if kept is None or not commits:  # it is not there yet, or not any more
+            return
+        if max(commits) < kept:
+            raise CorruptionError(
+                f"{self._source} has batches up to {max(commits)}, and up to {kept} are kept: it went back. {again}"
+            )
+        self._check_offsets(kept)
+
     def _check_offsets(self, t: Batch) -> None:
         """Raises CorruptionError where batch `t` read something else than what is kept of it, from before it ran."""
         path = f"offsets/{t}"
-        if path in self._keep.index and self._read(path) != self._keep.read(path):
+        if path not in self._keep.index:
+            return
+        try:
+            is_same = read_if_there(self._source / path, self._keep.env) == self._keep.read(path)
+        except FileNotFoundError:  # Spark removed it
+            return
+        if not is_same:
             raise CorruptionError(
                 f"{self._source / path}: is not what is kept of this batch, which was to run before: another query wrote it, "
                 f"or it decided anew. End this, and watch {self._source} again"
@@ -93,18 +135,43 @@ class Follower:
         return sorted(Batch(int(name)) for name in names if name.isascii() and name.isdigit())
 
     def _listed(self) -> list[str]:
+        self._check_links()
         with storage_errors("list", self._source):
             return list(files_below(self._source, self._keep.env))
 
-    def _is_of(self, path: str, last: Batch | None) -> bool:
+    def _check_links(self) -> None:
+        """Raises InvalidInputError where a directory of the checkpoint is a link: Spark follows it, and what is behind it
+        would be lacking.
+        """
+        state = self._source / "state"
+        operators = state.iterdir() if state.is_dir() and not state.is_symlink() else ()
+        with storage_errors("list", self._source):
+            link = next(
+                (one for one in (*map(self._source.joinpath, _DIRECTORIES), *operators) if one.is_symlink()), None
+            )
+        if link is not None:
+            raise InvalidInputError(
+                f"{link} is a link, and those are not followed: move the whole checkpoint, and say where it is"
+            )
+
+    def _is_of(self, path: str, last: Batch | None, since: Batch, oldest: Mapping[int, int]) -> bool:
         """Returns whether a file is finished once batch `last` is committed: of a batch that runs, states may change.
 
         A batch may be committed while all is listed. Its commit is not taken without its states: the next look takes both.
+        What a snapshot of RocksDB names comes with it: Spark writes it in place. Batches before `since`, and entries of
+        sources' logs before the `oldest`, were removed from the keep.
         """
-        file = parse(path.removesuffix(".crc"))
-        if isinstance(file, BatchFile) and file.log == "commits":
-            return last is not None and file.batch <= last
-        return not isinstance(file, StateFile) or (last is not None and file.version <= last + 1)
+        match parse(path.removesuffix(".crc")):
+            case BatchFile(_, log, batch):
+                return batch >= since and (log != "commits" or (last is not None and batch <= last))
+            case StateFile() as file:
+                return last is not None and since < file.version <= last + 1
+            case SourceFile(_, source, number):
+                return number >= oldest.get(source, 0)
+            case StorePart():
+                return False
+            case _:
+                return True
 
     def _names_of(self, t: Batch) -> list[str]:
         """Returns the names that the files of a batch can have; not all of them are there."""
@@ -144,6 +211,15 @@ class Follower:
             return read_if_there(self._source / path, self._keep.env)
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self._source / path} is gone: somebody changed the checkpoint") from error
+
+
+def queries_of(source: Path, keep: Keep) -> Iterator[tuple[str, str]]:
+    """Yields the ids of the query in a directory and of that in a keep, if both have one."""
+    try:
+        mine = str(json.loads((source / METADATA).read_text())["id"])
+        yield mine, str(json.loads(keep.read(METADATA))["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
 
 
 def check_checkpoint(source: Path) -> None:

@@ -36,7 +36,7 @@ from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableEr
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, opened_regular, storage_errors
 from nosync.lsm.platform.json_file import read_if_there, read_small
-from nosync.lsm.platform.layout import CHECKPOINTS, LOCK, PINS
+from nosync.lsm.platform.layout import CHECKPOINTS, LOCK, PINS, PLACE_FILE
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.parsing import parsed
@@ -276,7 +276,8 @@ def hold_going_on(keep: Keep, going_on: Callable[[Keep], Keep]) -> tuple[Keep, c
 def open_generation(data: Path, name: str, env: Env) -> Keep:
     """Opens the generation of a keep that counts: the newest one that is whole. There may be none yet: then it is begun.
 
-    A generation that a rewind was making when it died, or that has not come from a peer in full, does not count.
+    A generation that a rewind was making when it died, or that has not come from a peer in full, does not count. Raises
+    CorruptionError where there are no peers, and one that was whole is not any more: what was before the rewind is no answer.
     """
     for generation in sorted(generations_of(data, check_name(name, "checkpoint name"), env), reverse=True):
         keep = Keep(data, name, env, generation)
@@ -287,14 +288,28 @@ def open_generation(data: Path, name: str, env: Env) -> Keep:
 
 def _is_whole(keep: Keep) -> bool:
     """Returns whether a generation has the batch that it was rewound to, or a later one, and all that it needs."""
+    mark = keep.root / REWOUND
+    if not keep.env.exists(mark):
+        return False
+    may_come = keep.env.exists(keep.data / PLACE_FILE)  # a daemon keeps the directory
     try:
-        fields = read_small(keep.root / REWOUND, keep.env)
-        with parsed("what a rewind says", str(keep.root / REWOUND)):
+        fields = read_small(mark, keep.env)
+        with parsed("what a rewind says", str(mark)):
             at = int(fields["at"])
     except (CorruptionError, StorageError):
-        return False
+        if may_come:
+            return False
+        raise
     safe = keep.safe()
-    return safe is not None and safe >= at
+    if safe is not None and safe >= at:
+        return True
+    if may_come:
+        return False
+    why = keep.closures.why_not(Batch(at)) if at in keep.index.batches() else "its commit is gone"
+    raise CorruptionError(
+        f"checkpoint {keep.name} was rewound to batch {at}, and files of it are gone since, or damaged: {why}. "
+        f"Bring {keep.root} back from a copy; or remove it, and what was before the rewind counts"
+    )
 
 
 def open_keep(data: Path, name: str, env: Env) -> Keep:

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from nosync.checkpoints.generations import REWOUND, generations_of, keeps_of
 from nosync.checkpoints.keep import Keep
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, OperatorFile, SourceFile, StateFile, parse
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, OperatorFile, SourceFile, StateFile, parse
 from nosync.checkpoints.restore import next_offsets
 from nosync.checkpoints.retention import copy_pins, kept_batches, set_kept_batches
 from nosync.lsm.errors import InvalidInputError, NosyncError
@@ -31,6 +35,7 @@ from nosync.lsm.platform.layout import CHECKPOINT_LIVE
 
 log = logging.getLogger("nosync")
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _FILE_SINK, _DELTA = "_spark_metadata", "_delta_log"
 
 
@@ -54,6 +59,7 @@ def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str
     with later.writing():
         later.take(keep.root, list(keep.index.paths()))
         copy_pins(keep, later)
+        set_kept_batches(later, kept_batches(keep))
     put_aside(keep.data / CHECKPOINT_LIVE / keep.name, keep.env)
     return begin_generation(keep, at), name
 
@@ -104,23 +110,42 @@ def going_on(source: Path, keep: Keep) -> Keep:
     last = max(_numbers(source / "commits", env), default=None)
     if committed is None or last is None:
         return keep
-    kept = keep.index.batches("offsets")
-    path = f"offsets/{min(last, committed)}"
-    if path in keep.index and read_if_there(source / path, env) != keep.read(path):
-        raise InvalidInputError(
-            f"{source / path} is not what is kept of this batch, whose commit is kept: the query went back, and ran again. "
-            f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
-        )
+    t = Batch(min(last, committed))
+    for path in (f"offsets/{t}", *_states_after(keep, t)):
+        if path in keep.index and _is_other(source / path, keep.root / path, env):
+            raise InvalidInputError(
+                f"{source / path} is not what is kept of batch {t}, whose commit is kept: the query went back, and ran again. "
+                f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
+            )
     if last < committed:
         if (keep.safe() or 0) > last:
             rewound, name = rewind(keep, last)
             log.warning("%s went back to batch %d: what came after is kept as checkpoint %s", source, last, name)
             return rewound
         return begin_generation(keep, Batch(last))
-    following = f"offsets/{committed + 1}"
-    if last > committed or committed + 1 not in kept or _is_same(source / following, keep, following):
+    if last > committed:
+        return keep
+    # Of states that come after it the keep has none. A checksum is beside its file.
+    following = [path for path in left_after(keep, committed) if not path.endswith(CRC_SUFFIX)]
+    if all(_is_same(source / path, keep, path) for path in following):
         return keep
     return begin_generation(keep, committed)
+
+
+def _states_after(keep: Keep, t: Batch) -> list[str]:
+    """Returns the names of the states after a batch, without those that Spark may write anew."""
+    files = (file for store in keep.index.stores() for file in keep.index.versions(store).get(t + 1, ()))
+    return [file.path for file in files if file.form is not Form.SNAPSHOT]
+
+
+def _is_other(file: Path, kept: Path, env: Env) -> bool:
+    """Returns whether a file is there, and has other contents than the one that is kept."""
+    try:
+        if env.identity(file).inode == env.identity(kept).inode:
+            return False
+        return env.size_bytes(file) != env.size_bytes(kept) or bytes(env.map(file)) != bytes(env.map(kept))
+    except FileNotFoundError:  # Spark removed it, or a daemon did
+        return False
 
 
 def _is_same(file: Path, keep: Keep, path: str) -> bool:
@@ -166,21 +191,47 @@ def check_sink(output: Path, t: Batch, query: str | None, env: Env) -> None:
     if newest > t:
         log = _FILE_SINK if (output / _FILE_SINK).is_dir() else _DELTA
         raise SinkRemembersError(
-            f"{output / log} has batches up to {newest} of this query. Those after {t} would run again, and the sink would "
-            f"skip them: their rows would be lost. Take back what it has of them first, then say --sink-rewound; or write to "
-            f"another output: of a file sink --new-output makes one that has what was there after the batch"
+            f"{output / log} has batches up to {newest} of this query, or of an application with a name of its own. "
+            f"Those after {t} would run again, and the sink would skip them: their rows would be lost. Take back what it has "
+            "of them first, then say --sink-rewound; or write to another output: of a file sink --new-output makes one that "
+            "has what was there after the batch"
         )
 
 
 def _remembered(output: Path, query: str | None, env: Env) -> Iterator[int]:
-    """Yields the batches that a sink has: those in a file sink's log, and what Delta has of the query's transactions."""
+    """Yields the batches that a sink has: those in a file sink's log, and what Delta has of the query's transactions.
+
+    Delta's log has them in its entries, and in its checkpoints, after which entries go.
+    """
     with storage_errors("list", output):
         for name in env.list_dir(output / _FILE_SINK):
             if (number := name.removesuffix(".compact")).isdigit():
                 yield int(number)
         for name in env.list_dir(output / _DELTA):
+            path = output / _DELTA / name
             if name.endswith(".json"):
-                yield from _transactions((output / _DELTA / name).read_text(errors="replace"), query)
+                yield from _transactions(path.read_text(errors="replace"), query)
+            elif name.endswith(".parquet") and ".checkpoint." in name:
+                yield from _transactions_of_checkpoint(path, query)
+
+
+def _is_of_query(app: str, query: str | None) -> bool:
+    """Returns whether transactions of an application are the query's, or may be: `txnAppId` can be any text, and those of
+    other queries are ids of theirs.
+    """
+    return query is None or app == query or _UUID.fullmatch(app) is None
+
+
+def _transactions_of_checkpoint(path: Path, query: str | None) -> Iterator[int]:
+    try:
+        file = pq.ParquetFile(path)
+        found = file.read(["txn"]).column("txn").to_pylist() if "txn" in file.schema_arrow.names else []
+    except (pa.ArrowException, OSError) as error:
+        raise SinkRemembersError(
+            f"{path}: cannot be read, so it is not known which batches the sink has ({error}). Take back what it has of "
+            "those that run again, and say --sink-rewound"
+        ) from error
+    yield from (int(one["version"]) for one in found if one is not None and _is_of_query(str(one["appId"]), query))
 
 
 def _transactions(text: str, query: str | None) -> Iterator[int]:
@@ -189,7 +240,7 @@ def _transactions(text: str, query: str | None) -> Iterator[int]:
             continue
         try:
             found = json.loads(line)["txn"]
-            if query is None or found["appId"] == query:
+            if _is_of_query(str(found["appId"]), query):
                 yield int(found["version"])
         except (ValueError, KeyError, TypeError):
             continue  # a line of another kind, or a newer form

@@ -16,7 +16,6 @@ from nosync.checkpoints import api
 from nosync.checkpoints.api import CheckpointStatus
 from nosync.checkpoints.follow import check_checkpoint
 from nosync.checkpoints.restore import Restored
-from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, err, out, print_json, size_text, table_of
 from nosync.lsm.errors import NosyncError
@@ -57,12 +56,13 @@ def checkpoint() -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--name", help="What it is kept as. [default: the directory's name]")
 @click.option(
-    "--keep-batches", default=KEPT_BATCHES, show_default=True, type=click.IntRange(min=1), help="So many batches."
+    "--keep-batches", type=click.IntRange(min=1), help="So many batches. [default: as before; 100 of a new one]"
 )
 @click.option("--once", is_flag=True, help="Take in what is there, and end.")
 @DATA
-def watch(path: Path, name: str | None, keep_batches: int, once: bool, store: Path) -> None:
+def watch(path: Path, name: str | None, keep_batches: int | None, once: bool, store: Path) -> None:
     """Keep the checkpoint at PATH, the query's checkpointLocation, until Ctrl-C."""
+    path = api.local_directory(path)
     if once:  # there is nothing to wait for
         check_checkpoint(path)
     with api.watch(path, store, name=name, keep_batches=keep_batches) as running:

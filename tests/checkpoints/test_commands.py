@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import nosync
@@ -165,8 +166,23 @@ def test_a_sink_that_remembers_batches_is_found_out(kept: FakeQuery, tmp_path: P
     (delta / "_delta_log" / "00000000000000000004.json").write_text('{"commitInfo":{}}\n' + json.dumps(txn))
     with pytest.raises(SinkRemembersError, match="_delta_log has batches up to 4"):
         words.rewind(2, tmp_path / "r", output=delta)
-    txn["txn"]["appId"] = "another query"
-    (delta / "_delta_log" / "00000000000000000004.json").write_text(json.dumps(txn))
+    entry = delta / "_delta_log" / "00000000000000000004.json"
+    txn["txn"]["appId"] = "orders-to-delta"  # as the user's own txnAppId
+    entry.write_text(json.dumps(txn))
+    with pytest.raises(SinkRemembersError, match="of an application with a name of its own"):
+        words.rewind(2, tmp_path / "r", output=delta)
+    entry.unlink()
+    rows = [{"txn": {"appId": words.query(), "version": 4}}, {"txn": None}]
+    saved = delta / "_delta_log" / "00000000000000000004.checkpoint.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), saved)
+    with pytest.raises(SinkRemembersError, match="_delta_log has batches up to 4"):
+        words.rewind(2, tmp_path / "r", output=delta)
+    saved.write_bytes(b"PAR1")
+    with pytest.raises(SinkRemembersError, match="cannot be read"):
+        words.rewind(2, tmp_path / "r", output=delta)
+    pq.write_table(pa.table({"add": ["a"]}), saved)
+    txn["txn"]["appId"] = "6e2e3c2a-0000-4000-8000-000000000000"  # of another query
+    entry.write_text(json.dumps(txn))
     assert words.status().committed == 4, "nothing was changed"
     assert words.rewind(2, tmp_path / "r", output=delta)[0].batch == 2
     with pytest.raises(nosync.InvalidInputError, match="say where the query writes to"):
@@ -206,3 +222,24 @@ def test_objects_say_what_they_are(kept: FakeQuery, tmp_path: Path) -> None:
     assert "batch 4: can be gone on from" in repr(words.status())
     assert words.pin("before-upgrade").batch == 4
     assert words.status().batches[-1].pins == ("before-upgrade",)
+
+
+def test_directories_are_said_as_urls_or_refused(
+    kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data"
+    assert run(capsys, "checkpoint", "restore", "words", f"file://{tmp_path}/made", "--store", data)[0] == 0
+    assert (tmp_path / "made" / "offsets").is_dir()
+    assert run(capsys, "checkpoint", "watch", f"file://{kept.root}", "--once", "--store", data)[0] == 0
+    for arguments in (["restore", "words", "s3a://b/x"], ["watch", "s3a://b/x"], ["watch", "hdfs://n/x", "--once"]):
+        code, _, err = run(capsys, "checkpoint", *arguments, "--store", data)
+        assert code != 0
+        assert "is not on this host" in " ".join(err.split())
+    assert not [p for p in tmp_path.iterdir() if ":" in p.name]
+    (tmp_path / "file").touch()
+    code, _, err = run(
+        capsys, "checkpoint", "rewind", "words", tmp_path / "file", "--at", 2, "--sink-rewound", "--store", data
+    )
+    assert (code, "is a file" in " ".join(err.split())) == (1, True)
+    assert nosync.checkpoint("words", data).status().committed == 4

@@ -13,11 +13,13 @@ from nosync.checkpoints.follow import Follower
 from nosync.checkpoints.generations import generations_of
 from nosync.checkpoints.keep import Keep, open_generation, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.retention import garbage_of, kept_batches, pin, pins, set_kept_batches
+from nosync.checkpoints.retention import clean, garbage_of, kept_batches, pin, pins, set_kept_batches
 from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import publish_small
+from nosync.lsm.platform.layout import PLACE_FILE
+from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.helpers.checkpoints import contents
 from tests.helpers.killed import Dies, KilledAt
@@ -85,6 +87,7 @@ def test_a_generation_counts_once_it_is_whole_in_whatever_order_its_files_come(t
     for seed in range(20):
         chance, peer = random.Random(seed), tmp_path / f"peer{seed}" / "checkpoints"
         shutil.copytree(root / "words", peer / "words")
+        (peer.parent / PLACE_FILE).touch()  # a daemon keeps it
         files = [p for p in (root / "words.1").rglob("*") if p.is_file() and p.name != "LOCK"]
         chance.shuffle(files)
         for file in files:
@@ -174,8 +177,9 @@ def test_how_many_batches_are_kept_is_remembered(tmp_path: Path) -> None:
     assert kept_batches(open_keep(data, "words", Env())) == 2
     set_kept_batches(keep, 300)
     assert kept_batches(keep) == 300
-    rewound, _ = rewind(keep, Batch(3))
+    rewound, later = rewind(keep, Batch(3))
     assert kept_batches(rewound) == 300
+    assert kept_batches(open_keep(data, later, Env())) == 300
     assert nosync.checkpoint("words", data).clean(2) > 0
     assert generations_of(data, "words", Env()) == [0, 1]
     assert not [p for p in (data / "checkpoints" / "words").rglob("*") if p.is_file() and p.name != "LOCK"]
@@ -187,4 +191,101 @@ def test_a_mark_that_says_nothing_makes_no_generation_count(tmp_path: Path, fiel
     rewound, _ = rewind(open_keep(data, "words", Env()), 2)
     (rewound.root / "rewound.json").unlink()
     publish_small(data, rewound.root / "rewound.json", fields, Env())
+    with pytest.raises(nosync.CorruptionError, match=r"rewound\.json"):
+        open_keep(data, "words", Env())
+    (data / PLACE_FILE).touch()  # then it may come from a peer
     assert open_keep(data, "words", Env()).safe() == 4
+
+
+@pytest.mark.parametrize("gone", ["commits/2", "offsets/2"])
+def test_a_rewound_generation_that_is_not_whole_is_not_passed_over(tmp_path: Path, gone: str) -> None:
+    _, data = kept(tmp_path)
+    rewound, _ = rewind(open_keep(data, "words", Env()), 2)
+    (rewound.root / gone).unlink()
+    with pytest.raises(nosync.CorruptionError, match="was rewound to batch 2, and files of it are gone"):
+        nosync.checkpoint("words", data)
+
+
+def test_a_batch_that_ran_again_with_the_same_offsets_is_another_history(tmp_path: Path) -> None:
+    query, data = kept(tmp_path, batches=4)
+    made = nosync.checkpoint("words", data).restore(tmp_path / "words", 2)
+    again = continued(made.path, "changelog")
+    (made.path / "offsets/3").unlink(missing_ok=True)
+    again.begin((query.root / "offsets/3").read_text())
+    again.write("state/0/0/4.changelog", "of mended code")
+    again.commit()
+    with pytest.raises(InvalidInputError, match=r"state/0/0/4\.changelog is not what is kept of batch 3.*Rewind"):
+        nosync.checkpoints.watch(made.path, data)
+
+
+def test_another_query_in_the_directory_is_not_mixed_in(tmp_path: Path) -> None:
+    query, data = kept(tmp_path)
+    running = nosync.checkpoints.watch(query.root, data, name="words")
+    try:
+        shutil.rmtree(query.root)
+        other = FakeQuery(query.root, "changelog")
+        other.write("metadata", '{"id": "5d1d2b1f-0000-4000-8000-000000000000"}')
+        other.run(7)
+        eventually("it is found", lambda: running.problem is not None)
+        assert "is of query 5d1d2b1f" in str(running.problem)
+    finally:
+        running.abandon()
+    assert nosync.checkpoint("words", data).status().committed == 4
+
+
+def test_a_query_that_goes_back_while_it_is_followed_is_not_mixed_in(tmp_path: Path) -> None:
+    query, data = kept(tmp_path)
+    running = nosync.checkpoints.watch(query.root, data, name="words")
+    try:
+        shutil.rmtree(query.root)
+        nosync.checkpoint("words", data).restore(query.root, 2)
+        continued(query.root, "changelog").run(1)
+        eventually("it is found", lambda: running.problem is not None)
+        assert "it went back" in str(running.problem)
+    finally:
+        running.abandon()
+    with nosync.checkpoints.watch(query.root, data, name="words"):
+        pass
+    assert nosync.checkpoint("words", data).status().safe == 3
+
+
+def test_a_checkpoint_that_was_not_followed_for_long_is_followed_again(tmp_path: Path) -> None:
+    """Spark removed the newest batch that is kept: there is a gap."""
+    query, data = kept(tmp_path)
+    query.run(10)
+    for t in range(10):
+        query.remove(f"offsets/{t}")
+        query.remove(f"commits/{t}")
+    with nosync.checkpoints.watch(query.root, data, name="words") as running:
+        eventually("all is kept", lambda: running.checkpoint.status().safe == 14)
+        assert running.problem is None
+
+
+def test_what_was_removed_from_the_keep_does_not_come_again(tmp_path: Path) -> None:
+    query, data = kept(tmp_path, batches=30)
+    keep = open_keep(data, "words", Env())
+    with keep.writing():
+        follower = Follower(query.root, keep, list_every_s=0.0)
+        set_kept_batches(keep, 3)
+        assert clean(keep)
+        batches = keep.index.batches()
+        assert {path.partition("/")[0] for path in follower.look()} <= {"state"}
+        assert follower.look() == []
+        assert keep.index.batches() == batches
+        query.run(1)
+        follower.look()
+        assert keep.safe() == 30
+
+
+def test_who_opened_a_checkpoint_before_it_was_rewound_changes_what_counts(tmp_path: Path) -> None:
+    _, data = kept(tmp_path)
+    early = nosync.checkpoint("words", data)
+    made, _ = nosync.checkpoint("words", data).rewind(2, tmp_path / "rewound", sink_rewound=True)
+    with nosync.checkpoints.watch(made.path, data, name="words"):
+        with pytest.raises(nosync.StoreLockedError):
+            early.clean(1)
+        with pytest.raises(nosync.StoreLockedError):
+            early.rewind(1, tmp_path / "again", sink_rewound=True)
+    assert early.restore(tmp_path / "restored").batch == 2
+    early.pin("here")
+    assert [one.name for one in nosync.checkpoint("words", data).pins()] == ["here"]

@@ -220,6 +220,26 @@ def test_links_of_a_checkpoint_are_not_followed(tmp_path: Path) -> None:
     assert "sources/0/7" not in keep.index
 
 
+@pytest.mark.parametrize("name", ["state", "state/1", "commits", "offsets", "sources"])
+def test_a_directory_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.run(2)
+    (query.root / name).rename(tmp_path / "moved")
+    (query.root / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(InvalidInputError, match=f"{name} is a link"):
+        follow(query, keep)
+    assert keep.safe() is None
+
+
+def test_what_spark_is_writing_in_place_is_taken_with_what_names_it(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "rocksdb"), Keep(tmp_path / "data", "q", Env())
+    query.run(1)
+    query.write("state/0/0/SSTs/half.sst", "hal")
+    follow(query, keep)
+    assert "state/0/0/SSTs/half.sst" not in keep.index
+    assert keep.safe() == 0
+
+
 def test_a_keep_that_is_a_link_is_no_keep(tmp_path: Path) -> None:
     query = FakeQuery(tmp_path / "ck", "hdfs")
     query.run(1)
