@@ -264,6 +264,7 @@ class _Partitions:
         starts = np.flatnonzero(self.start == np.arange(len(values)))
         for start, stop in zip(starts, np.append(starts[1:], len(values)), strict=True):
             np.cumsum(values[start:stop], out=running[start:stop])
+        running += 0.0  # as sums begin with it: there is no -0.0
         return np.where(frame.is_empty, 0, running[frame.end - 1]) if len(values) else running
 
 

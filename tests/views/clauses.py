@@ -32,6 +32,9 @@ CLAUSES: dict[str, str] = {
                  min(price) AS least, max(at) AS newest FROM orders GROUP BY item""",
     "one group": "SELECT count(*) AS n, sum(price) AS total, max(item) AS item FROM orders",
     "decimals": "SELECT item, sum(tax) AS total, avg(tax) AS mean, min(tax) AS least FROM orders GROUP BY item",
+    "parts of means": """SELECT item, avg(tax) AS mean, count(tax) AS n, stddev_pop(price) AS s, stddev(price) AS d FROM orders
+                         GROUP BY item""",
+    "having without a call": "SELECT 1 AS one FROM orders WHERE id < 0 HAVING true",
     "fine decimals": "SELECT item, avg(CAST(price / 3 AS decimal(14, 8))) AS mean FROM orders GROUP BY item",
     "having": """SELECT person % 3 AS rest, avg(price) * 2 + count(*) AS mix FROM orders WHERE person IS NOT NULL
                  GROUP BY person % 3 HAVING count(*) > 1 AND max(price) > 3""",

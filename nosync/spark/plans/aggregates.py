@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pyspark.sql import functions as F
+
 from nosync.flow.stage import Stage
 from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregates import Aggregate
@@ -18,7 +20,7 @@ from nosync.spark.plans.catalyst import Node, found, id_of, is_replaceable, item
 from nosync.spark.plans.event_time import EventWindow
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.joins import null_safe
-from nosync.spark.plans.relation import Expression, Relation, Stages, named
+from nosync.spark.plans.relation import Coded, Expression, Relation, Stages, named
 from nosync.spark.plans.whole_groups import COLLECT_LIST, COLLECT_SET, PERCENTILE, VERSION, OfGroup, WholeGroups
 
 _REFUSED: Mapping[str, str] = {
@@ -74,7 +76,7 @@ class _Part:
         if bare is None:
             self.answers.append((call, named("r", self.over, text), text))
             return
-        if wanted is not None and not any(name == bare for _, name, _ in self.answers):
+        if wanted is not None and not any(quoted(bare) in one for _, _, one in self.answers):
             # In its place, so that columns stay in the order of the query.
             self.aggregates = {wanted if name == bare else name: one for name, one in self.aggregates.items()}
             bare = wanted
@@ -111,7 +113,7 @@ class Aggregates:
                 continue
             if kind_of(group) == "AttributeReference" and "spark.sessionWindow" in str(group.metadata().json()):
                 raise refused(group, _SESSIONS)
-            text = self._expressions.of(group, relation)
+            text = _without_negative_zero(self._expressions.of(group, relation), group)
             name = (
                 relation.columns[id_of(group)]
                 if kind_of(group) == "AttributeReference"
@@ -132,7 +134,7 @@ class Aggregates:
         known: list[tuple[Node, str]],
     ) -> Stage:  # fmt: skip
         """Returns the groups. Adds to `types` and `known` the columns that have the answers of calls."""
-        if not calls:
+        if not calls and keys:  # without a key there is one row, whatever there is
             return self._stages.distinct(self._stages.select(relation.stage, keys))
         key_types = dict(types)
         over = relation.stage.name
@@ -355,7 +357,8 @@ class Aggregates:
     def _variancepop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
         column = self._of_one(part, call, items(function.children())[0], relation)
         of_sample, n = part.has(functions.variance(column)), part.has(functions.count(column))
-        return f"CASE WHEN {n} = 1 THEN 0D WHEN {n} > 1 THEN {of_sample} * ({n} - 1) / {n} END"
+        only = part.has(functions.sum(column))  # NaN or infinite, it varies by NaN
+        return f"CASE WHEN {n} = 1 THEN {only} - {only} WHEN {n} > 1 THEN {of_sample} * ({n} - 1) / {n} END"
 
     def _stddevpop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
         return f"sqrt({self._variancepop(part, call, function, relation)})"
@@ -380,6 +383,16 @@ class Aggregates:
             column = part.takes(f"IF(({context}) <=> {literal(one, function.pivotColumn().dataType())}, {value}, NULL)")
             texts.append(part.has(functions.max(column)))
         return f"array({', '.join(texts)})"
+
+
+def _without_negative_zero(key: Expression, group: Node) -> Expression:
+    """Returns a key as Spark groups by it: 0.0 and -0.0 are one group, and its key is 0.0."""
+    type_ = str(group.dataType().sql())
+    if type_ not in ("FLOAT", "DOUBLE"):
+        return key
+    if isinstance(key, str):
+        return f"({key} + CAST(0 AS {type_}))"
+    return Coded(key.column + F.lit(0.0).cast(type_.lower()), f"{key.said} + 0")
 
 
 def _id_or_none(group: Node) -> int | None:

@@ -69,6 +69,15 @@ def nodes_of(expression: Node) -> Iterator[Node]:
         yield from nodes_of(child)
 
 
+def has_one_row(plan: Node) -> bool:
+    """Returns whether a plan has one row at most, whatever its inputs have. (Spark knows that these have none now.)"""
+    while kind_of(plan) in ("Project", "Filter", "Sort", "SubqueryAlias"):
+        plan = plan.child()
+    if kind_of(plan) in ("GlobalLimit", "LocalLimit"):
+        return str(plan.limitExpr().toString()) in ("0", "1")
+    return kind_of(plan) == "OneRowRelation" or (kind_of(plan) == "Aggregate" and not items(plan.groupingExpressions()))
+
+
 def refused(node: Node, why: str) -> Refused:
     """Returns the error for a plan or an expression. It shows the clause, and the line where it begins."""
     try:

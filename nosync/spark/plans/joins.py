@@ -12,6 +12,7 @@ from nosync.spark.plans.catalyst import Node, Refused, conjuncts, found, id_of, 
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.intervals import Interval
 from nosync.spark.plans.relation import Expression, Relation, Stages, TimedJoin, digest, named
+from nosync.spark.plans.whole_groups import VERSION, OnlyRow
 
 _INNER, _LEFT, _RIGHT, _FULL, _SEMI, _ANTI = (
     "INNER",
@@ -121,15 +122,22 @@ class Joins:
         self._note(f"rows that come later than their side's watermark are in the stages {late}")
         return self._where(joined, beyond)
 
-    def with_value(self, relation: Relation, of_one: Relation, value: int, type_: Node) -> tuple[Relation, str]:
-        """Returns a relation with the only value of another one in each row, null where that has no row."""
+    def with_value(
+        self, relation: Relation, of_one: Relation, value: Node, *, is_checked: bool
+    ) -> tuple[Relation, str]:
+        """Returns a relation with the only value of another one in each row, null where that has no row. `is_checked`: that
+        has one at most, whatever its rows are.
+        """
         self._note("a scalar subquery is joined with all rows, on one shard")
         column = named("scalar", relation.stage.name, of_one.stage.name)
         one = named("one", relation.stage.name, of_one.stage.name)
         left = self._stages.select(relation.stage, {one: "1", **{name: quoted(name) for name in relation.types}})
-        right = self._stages.select(of_one.stage, {one: "1", column: quoted(of_one.columns[value])})
+        right = self._stages.select(of_one.stage, {one: "1", column: quoted(of_one.columns[id_of(value)])})
+        if not is_checked:
+            only, ddl = OnlyRow(one, column), {column: str(value.dataType().sql())}
+            right = self._stages.per_key("only", right, [one], only, f"{VERSION} {only!r}", ddl)
         stage = self._stages.join(left, right, [one], "left")
-        return Relation(stage, relation.columns, {**relation.types, column: type_}), column
+        return Relation(stage, relation.columns, {**relation.types, column: value.dataType()}), column
 
     def _joined(self, how: str, left: Relation, right: Relation, condition: _Condition) -> Relation:
         if how == _RIGHT:  # so that what is said below of one side is said once

@@ -24,6 +24,11 @@ from nosync.spark.jvm_names import remember_names
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
 
+_NO_ROWS = (
+    "a view says what is computed, before there are rows: its function cannot collect, count or write any, nor pivot without "
+    "values"
+)
+_RAISED = "USER_RAISED_EXCEPTION"
 _NESTING = 3
 """How deep subqueries may be in each other."""
 _SUBQUERIES = (
@@ -55,6 +60,11 @@ class Analyzed:
     """Queries of WITH, by their ids."""
 
 
+def is_guard(plan: Node) -> bool:
+    """Returns whether a node of the plan of an input is there only to keep queries from being run."""
+    return kind_of(plan) == "Filter" and _NO_ROWS in str(plan.condition().toString())
+
+
 class Planner:
     """Reads queries in a session of its own, which has the functions and settings of the user's, and views of the inputs."""
 
@@ -69,9 +79,15 @@ class Planner:
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
         self._types[name] = columns
-        empty = self.session.readStream.format("rate").load() if is_stream else self.session.range(0)
+        rows = (
+            self.session.readStream.format("rate").load()
+            if is_stream
+            else self.session.range(1).where(
+                f"raise_error('{_NO_ROWS}') IS NULL"
+            )  # so that nobody counts on there being none
+        )
         columns_of_null = (f"CAST(NULL AS {type_}) AS {quoted(column)}" for column, type_ in columns.items())
-        empty.selectExpr(*columns_of_null).createOrReplaceTempView(quoted(name))
+        rows.selectExpr(*columns_of_null).createOrReplaceTempView(quoted(name))
 
     @contextmanager
     def as_streams(self, names: Iterable[str]) -> Iterator[None]:
@@ -98,7 +114,9 @@ class Planner:
                 frame = self._asked(view, query, inputs)
                 plan = frame._jdf.queryExecution().analyzed()
         except PySparkException as error:
-            raise FlowError(f"view {view}: {_first_lines(error)}") from None
+            was_run = error.getCondition() == _RAISED and _NO_ROWS in str(error)
+            why = _NO_ROWS if was_run else _first_lines(error)
+            raise FlowError(f"view {view}: {why}") from None
         except UnknownStageError as error:
             raise UnknownStageError(f"view {view}: {error}") from None
         columns = tuple((id_of(one), str(one.name()), one.dataType()) for one in items(plan.output()))

@@ -10,12 +10,12 @@ from nosync.flow.dataflow import Dataflow
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import event_time, generators
 from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, conjuncts, id_of, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, has_one_row, id_of, items, kind_of, nodes_of, refused
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over
-from nosync.spark.plans.query import Analyzed, Planner
+from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
@@ -91,7 +91,7 @@ class Translator:
         if name not in self._inputs:
             return self._of(plan.child())
         below = plan.child()
-        while kind_of(below) in ("Project", "SubqueryAlias"):
+        while kind_of(below) in ("Project", "SubqueryAlias") or is_guard(below):
             below = below.child()
         if kind_of(below) not in _OF_INPUTS:  # what is done below the name of an input would be lost here
             raise refused(below, f"Spark has moved it into the input {name}, where it cannot be kept up to date")
@@ -99,8 +99,7 @@ class Translator:
         types = self._inputs[name]
         stage = self._flow[name]
         self.stages.know(stage, list(types))
-        by_name = {column.lower(): column for column in types}
-        return Relation(stage, {id_of(one): by_name[str(one.name()).lower()] for one in items(plan.output())}, types)
+        return Relation(stage, {id_of(one): _column_of(str(one.name()), types) for one in items(plan.output())}, types)
 
     def _outside(self, leaf: Node) -> Relation | None:
         found = self._planner.outside(self._flow, leaf)
@@ -187,7 +186,7 @@ class Translator:
                 raise refused(one, "Spark does not turn this correlated subquery into a join: write it as a join")
             value = items(one.plan().output())[0]
             of_one = self._of(self._planner.rewritten(one.plan()))
-            relation, column = self._joins.with_value(relation, of_one, id_of(value), one.dataType())
+            relation, column = self._joins.with_value(relation, of_one, value, is_checked=has_one_row(one.plan()))
             known = [*known, (one, column)]
         return relation, known
 
@@ -335,6 +334,11 @@ class Translator:
             conditions.append(f"{quoted(place)} <= {first + int(limit.eval(None))}")
         relation = relation.with_stage(self.stages.where(relation.stage, " AND ".join(conditions)))
         return relation if chosen is None else self.projected(relation, chosen)
+
+
+def _column_of(name: str, types: Mapping[str, Node]) -> str:
+    """Returns the column of an input that is meant. Where letters' case matters it may have `a` and `A`."""
+    return name if name in types else next(column for column in types if column.lower() == name.lower())
 
 
 def _place_of(attribute: Node, place: int, names: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from nosync.kernels.joins import distinct
 from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import hash32
 
-VERSION = "nosync whole groups 1"
+VERSION = "nosync whole groups 2"
 COLLECT_LIST, COLLECT_SET, PERCENTILE = "collect_list", "collect_set", "percentile"
 
 
@@ -53,6 +53,21 @@ class WholeGroups:
         return groups.select([*self.key, *(one.name for one in self.made)])
 
 
+@dataclass(frozen=True)
+class OnlyRow:
+    """Gives the only row that there is, as a scalar subquery does. Raises ValueError where there are several."""
+
+    one: str
+    column: str
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        if rows.num_rows > 1:
+            raise ValueError(
+                f"a scalar subquery has {rows.num_rows} rows, expected at most one: say max(column), or ORDER BY and LIMIT 1"
+            )
+        return rows.select([self.one, self.column])
+
+
 def _in_order(values: pa.Array) -> Indices:
     """Returns the place of each value among the others. Nested ones have no order."""
     ranks: Indices = np.arange(len(values))
@@ -64,6 +79,7 @@ def _in_order(values: pa.Array) -> Indices:
 def _lists(values: pa.Array, counts: Indices, one: OfGroup) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     if one.how == COLLECT_SET and len(values):
+        values = pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values  # no -0.0
         group = np.repeat(np.arange(len(counts)), counts)
         keys = [pa.array(group), values]
         first, _ = distinct(keys, hash32(keys))
@@ -84,5 +100,6 @@ def _percentiles(values: pa.Array, counts: Indices, one: OfGroup) -> pa.Array:
         return pa.nulls(len(counts), pa.float64())
     last = len(numbers) - 1
     below, above = numbers[np.minimum(starts + low, last)], numbers[np.minimum(starts + high, last)]
-    between = np.where(low == high, below, (high - at) * below + (at - low) * above)
+    with np.errstate(invalid="ignore"):  # from -Infinity on it is NaN, as in Spark
+        between = np.where(below == above, below, below + (above - below) * (at - low))
     return pa.array(between, pa.float64(), mask=counts == 0)
