@@ -80,10 +80,22 @@ class Expressions:
                 if self._is_same(table, text, meant):
                     return text
         by_name = self._rewritten(expression, relation.columns, known, self._unresolved)
-        column = ClassicColumn(self._session._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(by_name))  # type: ignore[union-attr]
+        column = self._column(by_name)
         if self._is_same(table, column, meant):
-            return Coded(column, self._said(by_name, column))
+            said = self._said(by_name, column)
+            return Coded(column if is_in_utc(self._session) else self._column(self._in_utc(by_name)), said)
         raise refused(expression, "what it means cannot be said over the rows of one stage")
+
+    def _column(self, e: Node) -> Column:
+        return ClassicColumn(self._session._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(e))  # type: ignore[union-attr]
+
+    def _in_utc(self, e: Node) -> Node:
+        """Returns an expression that goes by UTC, as epochs do, where it went by the session's time zone."""
+        if not contains(self._session, e, "TIME_ZONE_AWARE_EXPRESSION"):
+            return e
+        children = items(e.children())
+        made = e.withNewChildren(sequence_of(self._session, list(map(self._in_utc, children)))) if children else e
+        return made.withTimeZone("UTC") if "withTimeZone" in dir(made) else made
 
     def literal(self, value: object, type_: Node) -> str:
         """Returns a constant as SQL text."""
