@@ -21,7 +21,7 @@ from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import Restored, fork, restore
+from nosync.checkpoints.restore import Restored, fork, next_offsets, restore
 from nosync.checkpoints.retention import (
     CheckpointPin,
     clean,
@@ -145,14 +145,26 @@ class Checkpoint:
             return None
 
     def restore(
-        self, directory: str | os.PathLike[str], at: int | None = None, *, address: str | None = None
+        self,
+        directory: str | os.PathLike[str],
+        at: int | None = None,
+        *,
+        address: str | None = None,
+        output: str | os.PathLike[str] | None = None,
     ) -> Restored:
         """Makes a directory from which the query goes on after batch `at`, by default the newest that is safe.
 
-        `address`: what the query will call the directory, where that is not its path. Raises NotAvailableError where the
-        batch cannot be gone on from, InvalidInputError where the directory is not empty, StorageError.
+        `address`: what the query will call the directory, where that is not its path. `output`: where the query writes to;
+        it is looked at for a log that would make the sink skip batches that run again with other rows: those that had been
+        committed, and were not kept yet. Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError
+        where the directory is not empty, SinkRemembersError, StorageError.
         """
         self._bring()
+        if output is not None:
+            batch = self._keep.at(at)
+            again = Batch(batch + 1) if next_offsets(self._keep, batch) else batch  # which reads the same rows again
+            then = "restore without saying where it writes to"
+            rewinding.check_sink(local_directory(output), again, self.query(), self._keep.env, then)
         return restore(self._keep, local_directory(directory), at, address=address)
 
     def fork(

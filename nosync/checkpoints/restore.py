@@ -110,6 +110,7 @@ def _place(keep: Keep, path: str, making: Path) -> None:
                 raise storage_error("read", keep.root / path, error) from error
             with keep.env.create(target) as file:
                 keep.env.copy(keep.root / path, file)
+            keep.env.sync_file(target)
 
 
 def _replace(keep: Keep, making: Path, path: str, text: str) -> None:
@@ -120,6 +121,7 @@ def _replace(keep: Keep, making: Path, path: str, text: str) -> None:
         keep.env.unlink(target.with_name(target.name + CRC_SUFFIX))
         with keep.env.create(target) as file:
             file.write(text.encode())
+        keep.env.sync_file(target)
 
 
 def _readdress(keep: Keep, making: Path, path: str, address: str) -> None:

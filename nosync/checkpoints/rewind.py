@@ -180,10 +180,10 @@ def left_after(keep: Keep, t: Batch) -> Iterator[str]:
                 continue
 
 
-def check_sink(output: Path, t: Batch, query: str | None, env: Env) -> None:
+def check_sink(output: Path, t: Batch, query: str | None, env: Env, then: str = "say --sink-rewound") -> None:
     """Raises SinkRemembersError where the sink in an output directory has batches after `t` of the query.
 
-    Raises InvalidInputError where the directory is not there.
+    `then`: what to do when they were taken back. Raises InvalidInputError where the directory is not there.
     """
     if not output.is_dir():
         raise InvalidInputError(f"{output} is no directory: say where the query writes to")
@@ -193,8 +193,8 @@ def check_sink(output: Path, t: Batch, query: str | None, env: Env) -> None:
         raise SinkRemembersError(
             f"{output / log} has batches up to {newest} of this query, or of an application with a name of its own. "
             f"Those after {t} would run again, and the sink would skip them: their rows would be lost. Take back what it has "
-            "of them first, then say --sink-rewound; or write to another output: of a file sink --new-output makes one that "
-            "has what was there after the batch"
+            f"of them first, then {then}; or write to another output: of a file sink `rewind --new-output` makes one that has "
+            "what was there after the batch"
         )
 
 

@@ -127,11 +127,17 @@ def status(name: str, last: int, store: Path, as_json: bool) -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @AT
 @click.option("--address", help="What the query will call the directory, where that is not its path.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where the query writes to: its sink is looked at.")
 @DATA
 @JSON
-def restore(name: str, directory: Path, at: int | None, address: str | None, store: Path, as_json: bool) -> None:
-    """Make DIRECTORY, from which the query goes on: give it as its checkpointLocation."""
-    _print_made(api.checkpoint(name, store).restore(directory, at, address=address), as_json=as_json)
+def restore(
+    name: str, directory: Path, at: int | None, address: str | None, output: Path | None, store: Path, as_json: bool
+) -> None:
+    """Make DIRECTORY, from which the query goes on: give it as its checkpointLocation.
+
+    A file sink and Delta skip batches that they have: say --output where the query writes to one.
+    """
+    _print_made(api.checkpoint(name, store).restore(directory, at, address=address, output=output), as_json=as_json)
 
 
 @checkpoint.command()

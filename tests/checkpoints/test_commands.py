@@ -189,6 +189,26 @@ def test_a_sink_that_remembers_batches_is_found_out(kept: FakeQuery, tmp_path: P
         nosync.checkpoint("words", tmp_path / "data").rewind(1, tmp_path / "r2")
 
 
+def test_a_restore_looks_for_batches_that_a_sink_would_skip(
+    kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five batches are kept, and what the sixth reads."""
+    log, data = tmp_path / "out" / "_spark_metadata", tmp_path / "data"
+    log.mkdir(parents=True)
+    (log / "5").touch()
+    arguments = ["checkpoint", "restore", "words", tmp_path / "r", "--output", tmp_path / "out", "--store", data]
+    (log / "6").touch()
+    code, _, err = run(capsys, *arguments)
+    assert code == 1
+    assert "has batches up to 6" in " ".join(err.split())
+    assert "Those after 5 would run again" in " ".join(err.split())
+    assert not (tmp_path / "r").exists()
+    (log / "6").unlink()
+    assert run(capsys, *arguments)[0] == 0, "the batch after the last reads the same rows"
+    with pytest.raises(SinkRemembersError, match="Those after 4 would run again"):
+        nosync.checkpoint("words", data).restore(tmp_path / "r2", 3, output=tmp_path / "out")
+
+
 def test_the_state_at_a_batch_has_a_directory(kept: FakeQuery, tmp_path: Path) -> None:
     words = nosync.checkpoint("words", tmp_path / "data")
     made = words.at(3)
