@@ -39,8 +39,7 @@ class Collector:
         indexes = {
             at: one for one in self._bucket.list(self._names.indexes) if (at := position_of(one.name)) is not None
         }
-        # The index before the newest one stays, too: should that be damaged, readers follow the log from there.
-        since = max((at for at in indexes if at < writer.index_at), default=writer.index_at)
+        since = self._followed_since(indexes, writer)
         old = [one for at, one in indexes.items() if at < since]
         unneeded = [*self._packs(since, in_use), *old, *self._objects(in_use)]
         self._since_s = {one.name: self._since_s.get(one.name, now_s) for one in unneeded}
@@ -50,6 +49,11 @@ class Collector:
             self._bucket.delete(due[begin : begin + _AT_ONCE])
             for name in due[begin : begin + _AT_ONCE]:
                 self._since_s.pop(name, None)
+
+    @staticmethod
+    def _followed_since(indexes: Iterable[LogPosition], writer: LogWriter) -> LogPosition:
+        """Returns from where on readers may follow the log: from the index before the newest one, should that be damaged."""
+        return max((at for at in indexes if at < writer.index_at), default=writer.index_at)
 
     def _packs(self, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
         for one in self._bucket.list(self._names.packs):

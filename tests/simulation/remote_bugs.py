@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
 from nosync.replication.remote import log, reach, uploader
-from nosync.replication.remote.bucket import ObjectInfo
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.log import LogWriter
-from nosync.replication.remote.names import LogPosition
 from nosync.replication.remote.pack import PackBuilder, Step
 
 
@@ -56,13 +54,8 @@ def collected_without_a_grace() -> Iterator[None]:
 
 @contextmanager
 def packs_collected_before_an_index() -> Iterator[None]:
-    """A pack goes when nothing in it is held, though readers follow the log through it."""
-    packs = Collector._packs
-
-    def all_packs(self: Collector, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
-        return packs(self, since._replace(number=1 << 30), in_use)
-
-    with mock.patch.object(Collector, "_packs", all_packs):
+    """What is older than the newest pack goes, though readers follow the log from the newest index."""
+    with mock.patch.object(Collector, "_followed_since", lambda _, indexes, writer: writer.contents.at):
         yield
 
 
