@@ -64,7 +64,7 @@ $(DOCS)/.installed: pyproject.toml
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(DOCS)/requirements.txt
 	@touch $@
 
-compat: setup  ## A short suite on the oldest and the newest Python and packages that pyproject.toml allows.
+compat: setup  ## A short suite on the oldest and the newest Python and packages that pyproject.toml allows, and each Spark between.
 	$(BIN)/python -m tests.compat.run .venv-compat
 
 check: setup  ## Format, lint, types, dependency direction.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,16 @@ OpenStore = Callable[..., nosync.Store]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long`, unless a target of the long suites runs."""
+    """Leaves out what is marked `long`, unless a target of the long suites runs. Of the cases of a test that is marked `few`
+    all but the first ones are long.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (marker := item.get_closest_marker("few")) is not None:
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > marker.args[0]:
+                item.add_marker(pytest.mark.long(*marker.args[1:]))
     if os.environ.get("NOSYNC_LONG"):
         return
     for item in items:

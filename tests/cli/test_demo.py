@@ -16,6 +16,7 @@ from nosync.demo import epoch_of_day, load_bad_hours, load_flights
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demo(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nosync.cli", "demo", "--by", "month", "--what-if", "--json", "--out", "out"]

@@ -53,6 +53,7 @@ def test_a_job_reads_and_explains_as_of_a_time(ran: tuple[nosync.Job, nosync.Sto
         job.read("totals", "2026-07-04")
 
 
+@pytest.mark.long
 def test_a_branch_begins_at_a_time_and_has_its_own_times(ran: tuple[nosync.Job, nosync.Store, Clock]) -> None:
     job, store, clock = ran
     clock.now_us = NOON_US + 30 * DAY_US

@@ -76,6 +76,7 @@ def all_rows(spark: SparkSession, epochs: range) -> Frames:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make", [pytest.param(make, marks=[] if make is make_flow else [pytest.mark.long]) for make in FLOWS]
 )

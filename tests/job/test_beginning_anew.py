@@ -75,6 +75,7 @@ ANEW: dict[str, tuple[Change, list[str]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[] if i == 1 else [pytest.mark.long]) for i, what in enumerate(ANEW)]
 )

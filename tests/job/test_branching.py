@@ -392,6 +392,7 @@ def test_what_was_placed_by_one_key_can_be_asked_for_by_another(spark: SparkSess
     assert again.recover(epoch).unrecoverable == {}, "each epoch's rows go where they went"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", [0, 1])
 def test_main_rewound_to_before_a_promoted_branch(spark: SparkSession, open_store: OpenStore, to: int) -> None:
     """The code that recorded what is left goes on; the promoted one is refused, and told why."""

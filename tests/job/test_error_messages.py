@@ -29,6 +29,7 @@ def flow() -> nosync.Dataflow:
     return made
 
 
+@pytest.mark.long
 def test_a_failed_epoch_of_a_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.json").write_text('{"k": "a", "v": -1}')

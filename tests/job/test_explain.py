@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_through_expressions_windows_and_joins(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     clicks = flow.source("clicks", "user string, page string, at timestamp")

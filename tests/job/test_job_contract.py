@@ -242,6 +242,7 @@ def test_a_job_on_a_closed_store_writes_nothing(spark: SparkSession, store: nosy
 # --- tables, expressions ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_options_that_mean_nothing_are_refused(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
     nosync.Job(flow_of(), store, spark=spark, shards=1).advance(0, given(spark, ("a", 1)))
     nosync.register(spark)

@@ -64,6 +64,7 @@ def sealing_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sealing, "seal", seal)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sealing_fails_once")
 def test_a_batch_that_failed_is_given_again_with_its_messages(
     spark: SparkSession, open_store: OpenStore, servers: str, tmp_path: Path

@@ -46,6 +46,7 @@ def test_a_star_that_would_take_our_columns_is_refused(
         nosync.Job(flow, open_store(), spark=spark, shards=2)
 
 
+@pytest.mark.long
 def test_stars_that_take_only_what_they_say_are_not(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", "k string, s struct<a: bigint, b: bigint>, v bigint")

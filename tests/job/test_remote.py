@@ -42,6 +42,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> l
         return outcome(job, EPOCHS)
 
 
+@pytest.mark.few(1)
 def test_a_job_goes_on_with_a_restored_store(
     spark: SparkSession, tmp_path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_status_says_which_input_holds_a_window_back(
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_input_that_is_idle_is_not_waited_for(spark: SparkSession, open_store: OpenStore) -> None:
     job = nosync.Job(declared(idle_after=1), open_store(), spark=spark, shards=2)
     late = []

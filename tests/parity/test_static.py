@@ -24,6 +24,7 @@ def _table(spark: SparkSession) -> DataFrame:
     )
 
 
+@pytest.mark.few(1, "make parity")
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("number", range(ROUNDS))

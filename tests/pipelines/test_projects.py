@@ -45,6 +45,7 @@ def small(spark: SparkSession, tmp_path: Path) -> Project:
     return project
 
 
+@pytest.mark.long
 def test_a_project_runs_and_what_comes_later_is_added(shop: Project) -> None:
     report = shop.run()
     assert report.rows == {
@@ -225,6 +226,7 @@ def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, m
     assert small.run().epochs == ()
 
 
+@pytest.mark.long
 def test_an_edit_is_asked_of_the_recorded_rows_on_a_branch(small: Project) -> None:
     small.run()
     small.give("orders", [{"customer": "ann", "amount": 30}])

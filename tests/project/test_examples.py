@@ -36,6 +36,7 @@ def test_fraud(spark: SparkSession, tmp_path: Path) -> None:
     assert fraud.run(spark, tmp_path) == [(1, "1111", "insert"), (3, "2222", "insert"), (4, "1111", "expire")]
 
 
+@pytest.mark.long
 def test_orders_join(spark: SparkSession, tmp_path: Path) -> None:
     assert orders_join.run(spark, tmp_path) == [
         {"London": 10, None: 20},

@@ -58,6 +58,7 @@ def test_the_example(
     assert "recomputed      0" in printed
 
 
+@pytest.mark.long
 def test_the_streaming_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_page_that_reads_a_store(
         spark.sql(f"DROP VIEW {view}")
 
 
+@pytest.mark.long
 def test_the_page_on_sql(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +183,7 @@ def test_the_page_that_tests_a_flow() -> None:
     run_page("testing.md", 1)
 
 
+@pytest.mark.long
 def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +196,7 @@ def test_the_operators_page(
     assert [node for node in "abc" if f"|   {node}|" in printed] == list("abc")
 
 
+@pytest.mark.long
 def test_the_tutorial(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def test_states(spark: SparkSession, store: nosync.Store) -> None:
     assert _load(spark, store).rdd.getNumPartitions() == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "condition", ["k = 1", "v >= 3 AND k < 5", "v = -3", "k IN (0, 50)", "k > 0 OR v < 0", "k IS NULL"]
 )
@@ -62,6 +63,7 @@ def test_filters_in_the_task_and_in_spark_agree(spark: SparkSession, store: nosy
     assert _rows(_load(spark, store).where(condition).select("k", "v")) == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("condition", ["x > 1", "x >= 1.5", "x <= 1", "x = double('NaN')", "x <> 2"])
 def test_nan_is_what_it_is_to_spark(spark: SparkSession, open_store: OpenStore, condition: str) -> None:
     nosync.register(spark)

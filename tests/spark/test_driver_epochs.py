@@ -106,6 +106,7 @@ def advance(job: nosync.Job, spark: SparkSession, t: int) -> None:
     job.advance(t, {source.name: spark.createDataFrame(given(source.name, t)) for source in job.flow.sources})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("make", FLOWS)
 def test_layers_are_the_same_as_by_spark(
     make: Callable[[nosync.Dataflow], None], spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -143,6 +144,7 @@ def test_windows_of_a_query_are_run_by_the_driver(
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "loop" else [pytest.mark.long]) for name in MANY]
 )

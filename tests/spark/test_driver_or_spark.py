@@ -215,6 +215,7 @@ def of_small_files(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.parquet(str(path)).where("id >= 0")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_file", [pytest.param(False, marks=pytest.mark.long), True])
 def test_more_rows_than_spark_knows_of_are_not_fetched(
     is_file: bool, spark: SparkSession, open_store: OpenStore, in_driver: list[int],

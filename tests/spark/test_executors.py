@@ -83,6 +83,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     return answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("session", ["plain", "configured"])
 def test_a_job_on_executors_without_nosync_is_refused_when_it_is_made(
     found: dict[str, list[object]], session: str

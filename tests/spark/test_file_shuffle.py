@@ -87,6 +87,7 @@ def ids_twice(flow: nosync.Dataflow) -> None:
     rows.aggregate("ns", key=["n"], ids=nosync.count())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [*FLOWS, two_hops, by_text, ids_twice])
 def test_layers_are_the_same_as_by_a_shuffle(
     make: Callable[[nosync.Dataflow], None],
@@ -127,6 +128,7 @@ def test_sources_that_call_the_key_differently_go_by_files(
     assert len(exchanges) == 1
 
 
+@pytest.mark.long
 def test_flows_with_loops_are_shuffled(spark: SparkSession, open_store: OpenStore, exchanges: list[int]) -> None:
     """Each of their rounds is a Spark job, and would write the files again."""
     flow = nosync.Dataflow("f")
@@ -297,6 +299,7 @@ def test_what_fails_leaves_no_files_and_can_be_run_again(
     assert exchanges == [3, 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_files_that_are_lost_on_the_way_are_an_error_and_the_epoch_can_be_run_again(
     damage: str,
@@ -374,6 +377,7 @@ def test_a_lost_layer_of_an_epoch_that_went_by_files_is_computed_again(
     assert exchanges == [3, 3]
 
 
+@pytest.mark.long
 def test_a_stream_of_large_batches_goes_by_files(
     spark: SparkSession, open_store: OpenStore, exchanges: list[int], tmp_path: Path
 ) -> None:

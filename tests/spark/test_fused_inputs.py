@@ -131,6 +131,7 @@ def advance(spark: SparkSession, job: nosync.Job, epochs: int = 3) -> None:
         job.advance(t, {source.name: given[source.name] for source in job.flow.sources})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("build", "together"),
     [

@@ -33,6 +33,7 @@ def found(job: nosync.Job) -> dict[int, Any]:
     return {row.id: (row.m, row.l, tuple(row.s), row.n) for row in job.read("made").collect()}
 
 
+@pytest.mark.long
 def test_maps_of_rows_that_change_keep_their_nulls(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     flow.table("rows", "id bigint, p bigint", key=["id"]).select("made", *MADE)

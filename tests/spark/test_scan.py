@@ -93,6 +93,7 @@ def test_every_type_is_read_and_hashed_as_by_the_jvm(
     assert found[0] == found[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
 def test_files_that_spark_wrote_are_read_as_by_the_jvm(
     unit: str, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
@@ -136,6 +137,7 @@ def test_wide_timestamps_that_others_wrote_are_read_by_the_jvm(
     assert store.read("rows").column("at").to_pylist() == rows.column("at").to_pylist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("terms", [300, 2000])
 def test_a_long_expression_costs_nothing_and_fails_nowhere(
     terms: int, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path

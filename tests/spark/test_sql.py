@@ -107,6 +107,7 @@ def test_the_session_comes_first(store: nosync.Store) -> None:
         nosync.views(store, "state/")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_nothing_is_written_and_the_error_says_what_to_do(spark: SparkSession, store: nosync.Store) -> None:
     spark.sql(f"CREATE TABLE prices_table USING nosync OPTIONS ({options(store)})")
     nosync.views(spark, store)

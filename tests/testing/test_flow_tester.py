@@ -30,6 +30,7 @@ def ran(name: str, shards: int = 2) -> FlowTester:
 # --- as on Spark ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(

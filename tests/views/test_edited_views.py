@@ -275,6 +275,7 @@ EDITS = {
 """A query of a view, and what is changed in it: the key and the columns stay."""
 
 
+@pytest.mark.long("make views")
 @pytest.mark.parametrize("how", ["branch", pytest.param("upgrade", marks=LONG)])
 def test_an_edit_that_keeps_the_columns_counts_for_all_rows(
     spark: SparkSession, open_store: OpenStore, how: str

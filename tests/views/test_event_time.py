@@ -174,6 +174,7 @@ def minutes(job: nosync.Job, view: str) -> set[tuple[int, str, int]]:
     return {(round((row["start"] - NOON).total_seconds() / 60), row["k"], row["count"]) for row in table}
 
 
+@pytest.mark.long("make views")
 def test_a_window_gives_its_row_as_it_changes_or_once(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     flow.view("updated", per_window, spark=spark)
@@ -198,6 +199,7 @@ def test_a_window_gives_its_row_as_it_changes_or_once(spark: SparkSession, open_
     assert minutes(job, "once") == closed | {(20, "a", 1), (20, "b", 1), (40, "b", 1)}
 
 
+@pytest.mark.long("make views")
 def test_another_query_begins_anew_on_a_branch(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     flow.view("counts", per_window, spark=spark)
@@ -211,6 +213,7 @@ def test_another_query_begins_anew_on_a_branch(spark: SparkSession, open_store: 
     assert minutes(job, "counts") >= {(0, "a", 2), (0, "b", 1)}
 
 
+@pytest.mark.long("make views")
 def test_rows_that_were_given_once_are_not_taken_back_on_a_branch(spark: SparkSession, open_store: OpenStore) -> None:
     flow = flow_of_clicks()
     flow.view("once", per_window, emit="final", spark=spark)
@@ -221,6 +224,7 @@ def test_rows_that_were_given_once_are_not_taken_back_on_a_branch(spark: SparkSe
     assert minutes(job.branch("same"), "once") == minutes(job, "once")
 
 
+@pytest.mark.few(1, "make views")
 @pytest.mark.parametrize("emit", ["changes", "final"])
 def test_an_upgrade_adds_one_over_all_rows(spark: SparkSession, open_store: OpenStore, emit: str) -> None:
     store = open_store()
@@ -245,6 +249,7 @@ def test_rows_without_a_time_are_late_for_duplicates(spark: SparkSession, open_s
     assert [row["k"] for row in job.read(late).collect()] == ["b"]
 
 
+@pytest.mark.long("make views")
 def test_a_window_of_windows_closes_with_the_next_of_them(spark: SparkSession, open_store: OpenStore) -> None:
     from pyspark.sql import functions as F
 

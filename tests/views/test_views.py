@@ -162,6 +162,7 @@ def test_lost_layers_of_views_come_back(spark: SparkSession, open_store: OpenSto
     assert all(job.verify_view(name).is_equal for name in before)
 
 
+@pytest.mark.long("make views")
 def test_functions_of_dataframes_and_of_users(spark: SparkSession, open_store: OpenStore) -> None:
     from pyspark.sql import functions as F
 
@@ -217,6 +218,7 @@ def test_a_flow_that_is_declared_again_goes_on(spark: SparkSession, open_store: 
         assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
+@pytest.mark.long("make views")
 def test_sinks_take_views_and_lists_are_in_order(spark: SparkSession, open_store: OpenStore) -> None:
     flow = declared(spark, prices="SELECT item, collect_list(price) AS prices FROM orders GROUP BY item")
     given: list[tuple[int, int]] = []
@@ -249,6 +251,7 @@ def test_what_is_nearly_equal_is_equal_and_no_more() -> None:
     assert (extra["x"].to_pylist(), missing["x"].to_pylist()) == ([1.0, 2.0], [2.001])
 
 
+@pytest.mark.few(1, "make views")
 @pytest.mark.parametrize(
     "query",
     [
@@ -307,6 +310,7 @@ def test_temporary_views_of_the_session_stay_what_they_were(spark: SparkSession)
         spark.catalog.dropTempView("orders")
 
 
+@pytest.mark.few(1, "make views")
 @pytest.mark.parametrize("name", ["some", "orders"])
 def test_a_query_may_name_what_it_makes_of_an_input(spark: SparkSession, open_store: OpenStore, name: str) -> None:
     """Also by the name of the input, which is the input again for the view after it."""
@@ -336,6 +340,7 @@ def test_a_query_may_name_what_it_makes_of_an_input(spark: SparkSession, open_st
         assert job.verify_view(view).is_equal, str(job.verify_view(view))
 
 
+@pytest.mark.long("make views")
 def test_whoever_reads_the_store_gets_the_rows_of_a_view_and_not_its_changes(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:
@@ -373,6 +378,7 @@ def main_code(words: list[str]) -> int:
     return 0
 
 
+@pytest.mark.few(1, "make views")
 @pytest.mark.parametrize("how", ["upgrade", "new job", "branch"])
 def test_a_changed_view_over_rows_that_only_come_begins_anew(
     spark: SparkSession, open_store: OpenStore, how: str

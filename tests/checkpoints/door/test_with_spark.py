@@ -69,6 +69,7 @@ def names_of(form: str) -> tuple[str, ...]:
     return NAMES[form] if IS_LONG else ("aggregate", "processor")
 
 
+@pytest.mark.long("make checkpoints")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "dies", ["driver, door and directories", "driver", "door"] if IS_LONG else ["driver, door and directories"]
