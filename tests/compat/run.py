@@ -1,10 +1,12 @@
-"""Runs the short suite beside this file on the oldest and on the newest Python and packages that pyproject.toml allows.
+"""Runs the short suite beside this file on the oldest and on the newest Python and packages that pyproject.toml allows, and on
+the releases of Spark between.
 
     python -m tests.compat.run [DIRECTORY]
 
-Both environments are made in DIRECTORY (`.venv-compat`), at the same time, and made again when what belongs in them changes. The
-oldest one has the lowest release of each package that the metadata allow, the newest one what pip finds. A Python that is not on
-this machine is told, and the newest packages are then tested on the one that runs this.
+The environments are made in DIRECTORY (`.venv-compat`), two at the same time, and made again when what belongs in them changes.
+The oldest one has the lowest release of each package that the metadata allow, the newest one what pip finds, and those between
+the same but for Spark. A Python that is not on this machine is told, and the newest packages are then tested on the one that
+runs this.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("spark", "pipelines")
 """What of the optional packages the suite needs."""
+SPARK = "pyspark"
+AT_ONCE = 2
 OF_TESTS = ("hypothesis", "pytest", "pytest-timeout")
 _PYTHON = "Programming Language :: Python :: "
 _SAID = "compat: "
@@ -40,7 +44,9 @@ class Environment:
 
 
 def environments(project: dict[str, Any]) -> list[Environment]:
-    """The oldest and the newest that the metadata allow. `project`: the table of that name in pyproject.toml."""
+    """The oldest and the newest that the metadata allow, and one for each release of Spark between. `project`: the table of
+    that name in pyproject.toml.
+    """
     declared = [Requirement(text) for text in project["dependencies"]]
     declared += [Requirement(text) for extra in EXTRAS for text in project["optional-dependencies"][extra]]
     declared = [each for each in declared if each.name != project["name"]]  # an extra that takes another one
@@ -48,10 +54,28 @@ def environments(project: dict[str, Any]) -> list[Environment]:
     known = sorted(_numbers(text.removeprefix(_PYTHON)) for text in project["classifiers"] if text.startswith(_PYTHON))
     pythons = [".".join(map(str, version)) for version in known if len(version) == 2]
     oldest = [f"{each.name}{_extras(each)}=={lowest(each)}" for each in declared]
+    newest = [str(each) for each in declared if each.name != SPARK]
+    extras = sorted({extra for each in declared if each.name == SPARK for extra in each.extras})
+    sparks = sorted({version for each in declared if each.name == SPARK for version in between(each)})
     return [
         Environment("oldest", lowest(Requirement(f"python{project['requires-python']}")), (*oldest, *of_tests)),
+        *(
+            Environment(
+                f"spark-{version}", pythons[-1], (*newest, f"{SPARK}[{','.join(extras)}]=={version}.*", *of_tests)
+            )
+            for version in sparks
+        ),
         Environment("newest", pythons[-1], (*map(str, declared), *of_tests)),
     ]
+
+
+def between(requirement: Requirement) -> list[str]:
+    """The releases, by their first two numbers, after the lowest that a requirement allows and before the last one."""
+    first = _numbers(lowest(requirement))
+    end = next(_numbers(each.version) for each in requirement.specifier if each.operator == "<")
+    if first[0] != end[0]:
+        return []
+    return [f"{first[0]}.{minor}" for minor in range(first[1] + 1, end[1] - 1)]
 
 
 def lowest(requirement: Requirement) -> str:
@@ -122,7 +146,7 @@ def run_suite(environment: Environment, directory: Path) -> tuple[int, str]:
 def main(directory: Path) -> int:
     with (ROOT / "pyproject.toml").open("rb") as file:
         wanted = environments(tomllib.load(file)["project"])
-    with ThreadPoolExecutor(len(wanted)) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(pool.map(lambda each: run_suite(each, directory), wanted))
     for _, text in ended:
         print(re.sub(r"\n*\Z", "\n", text), flush=True)

@@ -250,16 +250,23 @@ def test_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore) 
     minutes = "SELECT item, count(*) AS n FROM orders WATERMARK at DELAY OF INTERVAL 1 HOUR "
     minutes += "GROUP BY item, window(at, '3 minutes')"
     flow.sql("minutes", minutes, spark=spark)
+    middles = "SELECT item, percentile(price / 10, 0.3) AS p, median(price / 7) AS m FROM {} GROUP BY item"
+    flow.sql("middles", middles.format("orders"), spark=spark)
     job = nosync.Job(flow, open_store(retain=10), spark=spark, shards=2)
     for t in range(2):
         job.advance(t, inputs(spark, t))
         for name in flow.views:
             assert job.verify_view(name).is_equal, str(job.verify_view(name))
+    inputs(spark, 0)["orders"].union(inputs(spark, 1)["orders"]).createOrReplaceTempView("all_orders")
+    expected = Counter(spark.sql(middles.format("all_orders")).collect())
+    assert Counter(job.read("middles").collect()) == expected, "to the last digit"
     with pytest.raises(nosync.FlowError, match="line 2: it is another value each time"):
         flow.sql("random", "SELECT n,\nrand() AS r FROM orders", spark=spark)
 
 
 def test_a_pipelines_project(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark import pipelines
+
     from tests.pipelines.projects import Project
 
     text = """
@@ -271,6 +278,12 @@ def orders():
 def good():
     return spark.table("orders").where("amount > 0")
 """
+    has_cdc = hasattr(pipelines, "create_auto_cdc_flow")  # Spark has it since 4.2
+    if has_cdc:
+        text += """
+dp.create_streaming_table("people")
+dp.create_auto_cdc_flow(target="people", source="orders", keys=["customer"], sequence_by="amount")
+"""
     sql = "CREATE MATERIALIZED VIEW totals AS\nSELECT customer, sum(amount) AS total FROM good GROUP BY customer;"
     project = Project(tmp_path / "shop", spark, orders=text, totals=sql)
     project.give("orders", [{"customer": "ann", "amount": 5}, {"customer": "bob", "amount": -1}])
@@ -279,6 +292,8 @@ def good():
     project.run()
     assert project.rows("totals") == Counter({("ann", 7.0): 1})
     assert project.rows("totals", as_of=0) == Counter({("ann", 5.0): 1})
+    if has_cdc:
+        assert project.rows("people") == Counter({("ann", 5.0): 1, ("bob", -1.0): 1})
     project.write("bad", "CREATE MATERIALIZED VIEW bad AS\nSELECT customer, rand() AS r\nFROM orders;")
     with pytest.raises(nosync.FlowError, match="rand.*line 2"):
         project.declare()

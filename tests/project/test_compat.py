@@ -24,7 +24,7 @@ def project() -> dict[str, Any]:
 
 
 def test_the_oldest_and_the_newest_of_the_metadata_are_tested() -> None:
-    oldest, newest = run.environments(
+    oldest, middle, newest = run.environments(
         {
             "name": "nosync",
             "requires-python": ">=3.11",
@@ -40,9 +40,19 @@ def test_the_oldest_and_the_newest_of_the_metadata_are_tested() -> None:
     assert oldest == run.Environment(
         "oldest", "3.11", ("numpy==2.0", "pyspark==4.1", "pyspark[pipelines]==4.1", "pytest<10,>=8")
     )
+    assert middle == run.Environment(
+        "spark-4.2", "3.13", ("numpy<3,>=2.0", "pyspark[pipelines]==4.2.*", "pytest<10,>=8")
+    )
     assert newest == run.Environment(
         "newest", "3.13", ("numpy<3,>=2.0", "pyspark<4.4,>=4.1", "pyspark[pipelines]<4.4,>=4.1", "pytest<10,>=8")
     )
+
+
+def test_releases_between() -> None:
+    assert run.between(Requirement("pyspark>=4.1,<4.4")) == ["4.2"]
+    assert run.between(Requirement("pyspark>=4.1,<4.3")) == []
+    assert run.between(Requirement("pyspark>=4.0.1,<4.5")) == ["4.1", "4.2", "4.3"]
+    assert run.between(Requirement("pyspark>=4.1,<5")) == [], "what the last one before 5 is nobody knows"
 
 
 def test_a_requirement_without_a_lowest_release_is_refused() -> None:
@@ -51,7 +61,7 @@ def test_a_requirement_without_a_lowest_release_is_refused() -> None:
 
 
 def test_every_package_that_a_job_needs_has_a_lowest_release() -> None:
-    oldest, newest = run.environments(project())
+    oldest, *_, newest = run.environments(project())
     assert len(oldest.packages) == len(newest.packages)
     assert {Requirement(each).name for each in oldest.packages} >= {"pyspark", "pyarrow", "numpy", "pandas", "pytest"}
     assert Version(oldest.python) < Version(newest.python)
