@@ -81,7 +81,7 @@ crash: setup  ## The kill -9 loop, CYCLES=200 times (ten minutes).
 	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s tests/crash/test_kill.py
 
 kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment, and as often a job that writes into tables.
-	NOSYNC_SINK_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_table_sinks.py -k whenever
+	NOSYNC_LONG=1 NOSYNC_SINK_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_table_sinks.py -k whenever
 	NOSYNC_LONG=1 NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
@@ -110,7 +110,7 @@ views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, V
 	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
 properties: setup  ## Twenty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
-	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
+	NOSYNC_LONG=1 NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.
 	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0

@@ -79,6 +79,7 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Daemon
         yield daemons, tls
 
 
+@pytest.mark.long("make cluster")
 @pytest.mark.parametrize("two", ["plain", pytest.param("tls", marks=pytest.mark.long("make cluster"))], indirect=True)
 def test_calls_of_which_half_comes_keep_nobody_out(two: tuple[Daemons, Path | None]) -> None:
     daemons, tls = two

@@ -341,6 +341,7 @@ def test_a_damaged_layer_is_fetched_again(tmp_path: Path) -> None:
             eventually("and counts", lambda: daemons.peer("n1", "n2").behind_files == 0)
 
 
+@pytest.mark.long("make cluster")
 def test_rounds_of_a_loop_are_fetched_by_who_asks_and_dropped_everywhere(tmp_path: Path) -> None:
     trace = TraceId("reached", "f", Shard(0, 1))
     ids = [LayerId(trace, of_round(5, r)) for r in range(3)]

@@ -154,6 +154,7 @@ def _call(channel: grpc.Channel, method: str, sent: list[bytes]) -> None:
     assert code != grpc.StatusCode.DEADLINE_EXCEEDED or method in MAY_LAST, method
 
 
+@pytest.mark.few(1, "make cluster")
 @pytest.mark.timeout(0 if INPUTS > 100_000 else 600)
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_whatever_is_sent_the_daemon_goes_on(tmp_path: Path, is_secure: bool) -> None:

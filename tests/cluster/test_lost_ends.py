@@ -40,6 +40,7 @@ def filled(daemons: Daemons, *, rewound: bool) -> None:
         daemons.stop(node)
 
 
+@pytest.mark.few(1, "make cluster")
 @pytest.mark.parametrize(
     ("lost", "problem", "error"),
     [

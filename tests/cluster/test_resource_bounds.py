@@ -59,6 +59,7 @@ def test_connections_that_say_nothing_are_ended(tmp_path: Path, is_secure: bool)
             eventually("they go by themselves", lambda: _has(daemons, "fd") <= before + 10, patience_s=40.0)
 
 
+@pytest.mark.long("make cluster")
 def test_metrics_hold_a_few_threads_and_keep_nobody_out(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with running(tmp_path, ("n1",), replicas=1, extra=(f"--metrics=127.0.0.1:{port}",)) as daemons:
@@ -141,6 +142,7 @@ def _calls_in_memory() -> int:
     return sum(type(one).__name__ == "_RPCState" for one in gc.get_objects())
 
 
+@pytest.mark.few(2, "make cluster")
 @pytest.mark.parametrize(
     "call",
     [

@@ -353,6 +353,7 @@ def test_columns_as_ordinary_frames_have_them(spark: SparkSession, store: nosync
     assert store.read("n").to_pylist() == [{"a.b": "x", "n": 2}]
 
 
+@pytest.mark.long
 def test_stores_of_other_units_are_tables_too(spark: SparkSession, store: nosync.Store) -> None:
     nanoseconds = pa.array([1_700_000_000_123_456_000], pa.timestamp("ns", "UTC"))
     rows = pa.table({"k": [1], "ns": nanoseconds, "list": pa.array([["a"]], pa.large_list(pa.string()))})

@@ -101,6 +101,7 @@ def test_jobs_that_do_not_fit_the_store(spark: SparkSession, store: nosync.Store
     nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)  # the same code again, compiled anew
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [

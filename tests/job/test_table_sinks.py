@@ -173,6 +173,7 @@ def watch(points: Points, patch: pytest.MonkeyPatch, kind: str, sink_class: type
         points.around(patch, sa.engine.default.DefaultDialect, "do_commit")
 
 
+@pytest.mark.few(2, "make kills")
 def test_each_epoch_is_there_once_whenever_the_job_dies(
     open_store: OpenStore, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

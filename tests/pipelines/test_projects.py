@@ -196,6 +196,7 @@ def test_an_edited_project_goes_on_with_views_anew_and_streaming_tables_as_they_
     assert small.rows("big") == counted((20.0, "bob"), (12.0, "dee"), (2.0, "ann")), "5.0 came before"
 
 
+@pytest.mark.long
 def test_a_view_that_is_edited_may_have_other_columns(small: Project) -> None:
     """Each epoch has the columns that it had."""
     small.run()

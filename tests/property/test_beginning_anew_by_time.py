@@ -117,6 +117,7 @@ def held(store: nosync.Store, t: int, branch: str) -> list[tuple[int, int]]:
     return sorted((int(row["window_end"].timestamp()) // 60, row["n"]) for row in rows)
 
 
+@pytest.mark.few(2, "make properties")
 @pytest.mark.parametrize("keep", [None, 0, 3, "final", "retract"])
 @settings(max_examples=examples(8))
 @given(EPOCHS, st.integers(0, 9), st.integers(0, 4), st.integers(0, 4), st.integers(1, 3))

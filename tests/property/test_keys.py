@@ -128,6 +128,7 @@ def newest(changes: pa.Table, state: pa.Table) -> pa.Table:
     return pa.table({"k": changes["k"].take(pa.array(groups.first)), "rows": pa.array(groups.sizes)})
 
 
+@pytest.mark.few(2, "make properties")
 @pytest.mark.parametrize("name", KEYS)
 @given(st.data())
 @settings(max_examples=examples(10), deadline=None)

@@ -167,6 +167,7 @@ def rows_that_come(shape: str, given: dict[str, list[Row]], seen: set[Any]) -> l
     return rows
 
 
+@pytest.mark.few(3, "make properties")
 @pytest.mark.parametrize("shape", SHAPES)
 @given(epochs=EPOCHS, seed=SEED, idle_after=st.none() | st.integers(1, 3))
 @example(  # b is hours behind, and comes in time all the same

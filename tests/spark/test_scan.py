@@ -203,6 +203,7 @@ def test_spark_says_what_is_wrong_where_an_expression_overflows(
         job.advance(0, {"rows": frame})
 
 
+@pytest.mark.long
 def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
     spark: SparkSession,
     open_store: OpenStore,

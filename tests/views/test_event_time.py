@@ -122,6 +122,7 @@ def test_a_view_gives_the_rows_of_the_same_query_in_structured_streaming(
     assert by_view(spark, open_store(), case, batches) == expected
 
 
+@pytest.mark.long("make views")
 @pytest.mark.parametrize("case", list(_cases()))
 def test_a_view_that_an_upgrade_adds_gives_what_spark_gives_of_all_rows_in_one_batch(
     spark: SparkSession, open_store: OpenStore, case: Case, tmp_path: Path
