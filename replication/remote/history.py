@@ -103,8 +103,10 @@ def _check_has(url: str, before: Contents, source: Source, text: str, advice: st
 
 def check_no_other(url: str, name: FileName, digest: str, others: Mapping[str, Contents], root: Path) -> None:
     """Raises RemoteTakenError where another node has an epoch, or an entry of the log of branches, whole that this
-    directory has with other contents.
+    directory has with other contents. Of layers nothing is said: what nodes merged for themselves may differ.
     """
+    if name.layer is not None:
+        return
     for node, contents in others.items():
         held = contents.inventory.get(name)
         if held is not None and held.digest != digest and has_reached(name, contents.reached):

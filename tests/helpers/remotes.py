@@ -15,6 +15,7 @@ from nosync.replication.remote.log import read_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.pack import Contents
 from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.uploader import Uploader
 from tests.conftest import OpenStore
 
 NAMES = NodeNames(EMBEDDED)
@@ -55,6 +56,14 @@ class Copies:
     def push(self) -> None:
         """Puts everything. Raises where the bucket refuses."""
         assert self.level.push(10.0), self.level.status()
+
+    def flush_once(self) -> Uploader:
+        """Puts one pack, and of large layers what there is room for: what a writer left that was lost then."""
+        uploader = self.level._uploader = self.level._begin()
+        uploader.look_at_all()
+        uploader.gather()
+        uploader.flush()
+        return uploader
 
     def contents(self) -> Contents:
         """Returns what the bucket holds, as its log says."""

@@ -14,6 +14,8 @@ import nosync
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.store_marker import create_store
+from nosync.replication.remote.fence import RemoteTakenError
+from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.view import read_view
 from nosync.testing.simulated_bucket import SimulatedBucket
@@ -87,6 +89,23 @@ def test_an_epoch_that_another_node_had_whole_is_not_replaced(
     assert rows_of(open_quiet(open_store, "restored")) == rows_of(n1)
 
 
+def test_layers_that_nodes_merged_for_themselves_are_no_histories(
+    two: tuple[nosync.Store, nosync.Store], tmp_path: Path
+) -> None:
+    url, digest = "memory://simulated", "0" * 64
+    bucket = SimulatedBucket()
+    copies = Copies(two[0], bucket, "n1")
+    copies.push()
+    (contents,) = read_view(bucket).nodes.values()
+    for placed in contents.files():
+        name = placed.version.name
+        if name.layer is not None:
+            check_no_other(url, name, digest, {"n1": contents}, tmp_path)
+        elif name.span is not None:
+            with pytest.raises(RemoteTakenError, match="two histories"):
+                check_no_other(url, name, digest, {"n1": contents}, tmp_path)
+
+
 def test_an_epoch_that_a_lost_node_had_not_whole_is_put_anew(
     two: tuple[nosync.Store, nosync.Store], open_store: OpenStore, tmp_path: Path
 ) -> None:
@@ -95,11 +114,7 @@ def test_an_epoch_that_a_lost_node_had_not_whole_is_put_anew(
     n1.append("counts", t=9, rows=MANY, key=["k"])
     n1.seal(9)
     n1.sync()
-    copies = Copies(n1, bucket, "n1", large_bytes=20_000, flush_bytes=20_000)
-    uploader = copies.level._begin()
-    uploader.look_at_all()
-    uploader.gather()
-    uploader.flush()
+    Copies(n1, bucket, "n1", large_bytes=20_000, flush_bytes=20_000).flush_once()
     assert read_view(bucket).reached.epochs == {"main": 8}
     assert "manifests/main/9.json" in read_view(bucket).files
     seal(n2, 9, "of n2")
@@ -119,10 +134,7 @@ def test_the_log_of_branches_of_a_lost_node_is_no_ones_else(open_store: OpenStor
     store.seal(5)
     store.node.create_branch("calm", "main", 5)  # type: ignore[attr-defined]
     store.sync()
-    uploader = Copies(store, bucket, **settings).level._begin()
-    uploader.look_at_all()
-    uploader.gather()
-    uploader.flush()
+    Copies(store, bucket, **settings).flush_once()
     assert "branches/1.json" in read_view(bucket).files
     assert read_view(bucket).reached.entries == 0
     restore(bucket, tmp_path / "new")
@@ -146,10 +158,7 @@ def test_a_snapshot_of_a_directory_puts_its_own_epoch(open_store: OpenStore, tmp
     store.append("gone", t=3, rows=pa.table({"k": ["A"]}), key=["k"])
     store.seal(3)
     store.sync()
-    uploader = Copies(store, bucket, **settings).level._begin()
-    uploader.look_at_all()
-    uploader.gather()
-    uploader.flush()
+    Copies(store, bucket, **settings).flush_once()
     assert "manifests/main/3.json" in read_view(bucket).files
     snapshot = open_quiet(open_store, "snapshot")
     epochs(snapshot, range(3, 4), "B", stages=("counts", "other"))
