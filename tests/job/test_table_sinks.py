@@ -469,7 +469,6 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, open_store: Open
 # --- in a job on Spark ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "output",
