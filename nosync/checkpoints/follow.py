@@ -46,9 +46,12 @@ class Follower:
         if self._listed_s is None:
             self._check_links()
         commits = self._commits()
-        since = self._since()
-        new = [t for t in commits if t >= since and f"commits/{t}" not in self._keep.index]
+        new = [t for t in commits if f"commits/{t}" not in self._keep.index]
         is_due = self._listed_s is None or env.monotonic_s() - self._listed_s >= self._list_every_s
+        if not new and not is_due:
+            return []
+        since = self._since()
+        new = [t for t in new if t >= since]
         if not new and not is_due:
             return []
         self._check_is_the_same(commits)
@@ -81,11 +84,12 @@ class Follower:
     def _check_is_the_same(self, commits: list[Batch]) -> None:
         """Raises CorruptionError where the directory has another query, or went back, since it is followed."""
         kept, again = self._keep.committed(), f"End this, and watch {self._source} again, or keep it under another name"
-        found = [(mine, theirs) for mine, theirs in queries_of(self._source, self._keep) if mine != theirs]
-        for mine, theirs in found:
-            raise CorruptionError(
-                f"{self._source} is of query {mine} now, and checkpoint {self._keep.name!r} is kept of query {theirs}. {again}"
-            )
+        for mine, theirs in queries_of(self._source, self._keep):
+            if mine != theirs:
+                raise CorruptionError(
+                    f"{self._source} is of query {mine} now, and checkpoint {self._keep.name!r} is kept of query {theirs}. "
+                    f"{again}"
+                )
         if kept is None or not commits:  # it is not there yet, or not any more
             return
         if max(commits) < kept:
