@@ -109,7 +109,7 @@ parity: setup  ## Structured Streaming queries and the flows that they become, R
 views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, VIEWS=2 times with rows of chance, and QUERIES=10 times 12 of chance, then 8 that are edited (an hour and a half).
 	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
-properties: setup  ## Twenty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
+properties: setup  ## Thirty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_LONG=1 NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.

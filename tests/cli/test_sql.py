@@ -42,6 +42,7 @@ def test_stages_are_joined_as_of_an_epoch(path: Path) -> None:
     assert json.loads(out) == [{"origin": "JFK", "mean": 2.5, "n": 10}, {"origin": "LGA", "mean": 2.0, "n": 10}]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -154,6 +154,7 @@ def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -
         assert frozen_s < 20 * healthy_s + 1.0, "it would take seconds if anything waited for the peer"
 
 
+@pytest.mark.long("make cluster")
 def test_old_manifests_are_archived_on_every_node_and_a_new_node_gets_them_so(tmp_path: Path) -> None:
     def files(node: str) -> list[str]:
         directory = daemons.data(node) / "manifests" / "main"

@@ -231,6 +231,7 @@ def test_a_host_of_tasks_is_lost_in_the_middle_of_a_batch(doors: Doors, tmp_path
     assert not any("lost" in name for name in doors.client("n2").list("state/0/0"))
 
 
+@pytest.mark.long("make cluster")
 def test_what_a_lost_host_alone_had_of_a_committed_batch_lets_the_query_go_back(
     daemons: Daemons, tmp_path: Path
 ) -> None:

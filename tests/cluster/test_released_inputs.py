@@ -13,6 +13,7 @@ from nosync.testing.daemon_cluster import eventually, running
 from tests.helpers.daemons import _inputs, _publish_with_input, expected, state
 
 
+@pytest.mark.few(1, "make cluster")
 @pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])
 def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str, nodes_that_keep: int) -> None:
     nodes = ("n1", "n2")
@@ -47,6 +48,7 @@ def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str
             assert state(store, 2) == expected(2)
 
 
+@pytest.mark.long("make cluster")
 def test_a_peer_that_does_not_know_this_node_is_named(tmp_path: Path) -> None:
     """n1 dials nobody that it does not know, and n2 nobody whose name comes before its own."""
     with running(tmp_path, ("n1", "n2"), replicas=1, start=("n1",)) as daemons:

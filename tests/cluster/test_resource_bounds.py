@@ -45,6 +45,7 @@ def _silent(port: int, many: int = MANY) -> Iterator[None]:
         yield
 
 
+@pytest.mark.few(1, "make cluster")
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_connections_that_say_nothing_are_ended(tmp_path: Path, is_secure: bool) -> None:
     """They lasted 112 s before TLS, and the descriptors were gone."""

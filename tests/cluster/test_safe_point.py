@@ -16,6 +16,7 @@ from tests.helpers.daemons import _inputs, _publish_with_input, expected, publis
 NODES = ("n1", "n2", "n3")
 
 
+@pytest.mark.long("make cluster")
 def test_what_one_node_keeps_is_kept_by_one_that_has_it(tmp_path: Path) -> None:
     """The node that is to keep it is away while the others make it safe."""
     first, *others = replica_set("rows/raw/0", [NodeId(n) for n in NODES], 3)

@@ -161,6 +161,7 @@ def test_a_directory_that_an_earlier_version_kept_is_kept(tmp_path: Path) -> Non
         nosync.open(tmp_path / "n1", alone=True).close()
 
 
+@pytest.mark.long("make cluster")
 def test_epochs_are_found_by_time_on_every_node(tmp_path: Path) -> None:
     """The times that one node recorded reach the other, and a reader over a connection; old ones share files."""
     with (

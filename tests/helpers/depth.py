@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-DEPTH = float(os.environ.get("NOSYNC_DEPTH", "0.25"))
+DEPTH = float(os.environ.get("NOSYNC_DEPTH", "0.15"))
 FEWEST = 5
 
 

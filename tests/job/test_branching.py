@@ -115,6 +115,7 @@ def test_comparing_branches(spark: SparkSession, open_store: OpenStore) -> None:
     assert nosync.diverges_at(job, same, "sums") is None
 
 
+@pytest.mark.few(1)
 def test_rewinding_and_promoting(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     withdrawn: list[int] = []

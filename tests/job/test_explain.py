@@ -64,6 +64,7 @@ def test_through_expressions_windows_and_joins(spark: SparkSession, open_store: 
     assert "10:05" in windows._repr_html_()
 
 
+@pytest.mark.long
 def test_a_loop_says_that_it_is_not_exact(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("reach")
     edges = flow.source("edges", "a string, b string")

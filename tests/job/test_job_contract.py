@@ -34,6 +34,7 @@ def lose(store: nosync.Store, stage: str, t: int) -> None:
             Path(layer.path).unlink()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["advance", "recover"])
 def test_other_rows_for_a_sealed_epoch_are_never_served(spark: SparkSession, store: nosync.Store, how: str) -> None:
     job = nosync.Job(flow_of(), store, spark=spark, shards=1)
@@ -444,6 +445,7 @@ def test_arrays_that_hold_no_null_are_arrays(spark: SparkSession, open_store: Op
     assert [row.n for row in job.read("n").collect()] == [2]
 
 
+@pytest.mark.long
 def test_a_column_of_the_name_of_a_count(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     most = flow.source("rows", "_n bigint, v double").aggregate("most", key=["_n"], m=nosync.max("v"))

@@ -25,6 +25,7 @@ def counts(job: nosync.Job) -> dict[str, int]:
     return {row.word: row.n for row in job.read("counts").collect()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", [(2,), (0, 1, 2)])
 def test_the_newest_epochs_of_a_job(open_store: OpenStore, spark: SparkSession, lost: tuple[int, ...]) -> None:
     inputs = {t: {"words": spark.createDataFrame([("a",), (f"w{t}",)], "word string")} for t in range(4)}

@@ -78,6 +78,7 @@ def test_a_job_goes_on_on_another_node(spark: SparkSession, tmp_path: Path, expe
             assert job.last_sealed() == 3
 
 
+@pytest.mark.long
 def test_a_frozen_daemon_holds_no_epoch_up(spark: SparkSession, tmp_path: Path) -> None:
     with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
         job = nosync.Job(make_flow(1), store, spark=spark, shards=2)

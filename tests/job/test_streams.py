@@ -268,6 +268,7 @@ def _epochs(spark: SparkSession, count: int) -> list[DataFrame]:
     return [spark.createDataFrame(pa.table({"word": ["a", "b"], "n": [t, 2 * t]})) for t in range(count)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("guarantee", "die", "expected"),
     [

@@ -104,6 +104,7 @@ def test_what_stays_refused(spark: SparkSession, open_store: OpenStore) -> None:
     assert {row.node for row in job.read("reached").collect()} == {"a", "b"}
 
 
+@pytest.mark.long
 def test_a_select_gets_other_code_on_a_branch_where_it_is_not_recorded_any_more(
     spark: SparkSession, open_store: OpenStore
 ) -> None:

@@ -137,6 +137,7 @@ def test_an_update_behind_another_filter_begins_anew_and_goes_on_through_restart
     assert state(again, "newest") == {("a", 8), ("b", 160)}
 
 
+@pytest.mark.long
 def test_an_update_goes_on_where_it_is_known_that_only_its_function_is_another(
     spark: SparkSession, open_store: OpenStore
 ) -> None:
@@ -229,6 +230,7 @@ def test_what_cannot_go_on_is_refused_and_nothing_changed(spark: SparkSession, o
     assert state(job, "totals") == {("a", 2, 4)}
 
 
+@pytest.mark.long
 def test_a_source_is_added_and_has_no_rows_before(spark: SparkSession, open_store: OpenStore) -> None:
     """Read as of epochs before, branched after and not before it, lost and recovered."""
     new = flow_of()

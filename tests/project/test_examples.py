@@ -21,6 +21,7 @@ def test_word_count(spark: SparkSession, tmp_path: Path) -> None:
     assert word_count.run(spark, tmp_path) == Counter(" ".join(word_count.LINES).split())
 
 
+@pytest.mark.long
 def test_sessions(spark: SparkSession, tmp_path: Path) -> None:
     visits, late = sessions.run(spark, tmp_path)
     assert visits == [
@@ -50,6 +51,7 @@ def test_reachability(spark: SparkSession, tmp_path: Path) -> None:
     assert reachability.run(spark, tmp_path) == [["a", "b", "c", "d"], ["a", "b", "c", "d", "x", "y"], ["a"]]
 
 
+@pytest.mark.long
 def test_regression(spark: SparkSession, tmp_path: Path) -> None:
     found = regression.run(spark, tmp_path)
     for t, models in enumerate(found):

@@ -89,6 +89,7 @@ def test_an_epoch_with_a_long_row_runs_again_and_the_jobs_next_ones_count(
     assert job.recover().recomputed == 1
 
 
+@pytest.mark.long
 def test_long_rows_that_tasks_make_are_found_too(
     spark: SparkSession, open_store: OpenStore, runs: list[tuple[int, bool]]
 ) -> None:
@@ -178,6 +179,7 @@ def test_rows_that_are_others_each_time_run_once(
     assert store.read("out").num_rows == 40
 
 
+@pytest.mark.long
 def test_rows_are_limited_by_all_of_their_text(spark: SparkSession) -> None:
     """Bytes, not characters; of strings and binary values together; nulls have none."""
     from nosync.spark.arrow_transfer import MOST_TEXT_BYTES, Handover

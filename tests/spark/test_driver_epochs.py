@@ -106,7 +106,7 @@ def advance(job: nosync.Job, spark: SparkSession, t: int) -> None:
     job.advance(t, {source.name: spark.createDataFrame(given(source.name, t)) for source in job.flow.sources})
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", FLOWS)
 def test_layers_are_the_same_as_by_spark(
     make: Callable[[nosync.Dataflow], None], spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -190,6 +190,7 @@ def test_a_function_that_fails_is_told_as_by_spark(spark: SparkSession, open_sto
     assert told[0] == told[1]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("key", ["b", "l", "flag", "text", "bytes", "day", "at", "local", "amount", "large"])
 def test_every_type_is_fetched_and_hashed_as_by_spark(
     key: str, spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -277,6 +278,7 @@ def doubles(spark: SparkSession, *values: float) -> DataFrame:
     return spark.createDataFrame(pa.table({"id": range(len(values)), "x": pa.array(values, pa.float64())}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [of_doubles, of_doubles_later])
 def test_an_epoch_that_the_driver_cannot_compute_is_run_by_spark_and_so_are_later_ones(
     make: Callable[[nosync.Dataflow], None],

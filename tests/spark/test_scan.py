@@ -70,6 +70,7 @@ def test_a_setting_of_the_session_has_the_jvm_read_the_files(
     assert scans == [True, True]  # it is not even asked what could be scanned in the second one
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "key", ["", *[column.split()[0] for column in WIDE.split(", ") if column[0] not in "fd"], "day"]
 )

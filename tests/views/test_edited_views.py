@@ -302,6 +302,7 @@ def test_an_edit_that_keeps_the_columns_counts_for_all_rows(
         assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
+@pytest.mark.long("make views")
 @pytest.mark.parametrize(
     "shape", ["of_a_sum", *(pytest.param(s, marks=LONG) for s in ("by_two", "only_come", "times"))]
 )

@@ -135,6 +135,7 @@ def test_other_queries_that_are_not_for_a_view(spark: SparkSession, open_store: 
         job.branch("other", views={"pages": "SELECT pag FROM clicks"})
 
 
+@pytest.mark.long("make views")
 def test_an_upgrade_changes_and_adds_views(spark: SparkSession, open_store: OpenStore) -> None:
     inputs = Inputs(4)
     job = job_of(spark, open_store(retain=100), declared(spark), inputs)
@@ -145,6 +146,7 @@ def test_an_upgrade_changes_and_adds_views(spark: SparkSession, open_store: Open
         assert job.verify_view(name).is_equal, str(job.verify_view(name))
 
 
+@pytest.mark.long("make views")
 def test_lost_layers_of_views_come_back(spark: SparkSession, open_store: OpenStore) -> None:
     over = "SELECT id, rank() OVER (PARTITION BY item ORDER BY price) AS place FROM orders"
     store = open_store(retain=100)
