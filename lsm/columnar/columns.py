@@ -20,7 +20,11 @@ Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 INTERNAL_PREFIX = "__"
-"""Columns that begin so are a stage's internal state: stored with its rows, shown only when asked for by name."""
+"""Columns that begin so are a stage's internal state, but for two."""
+START_AT_COLUMN, END_AT_COLUMN = "__START_AT", "__END_AT"
+"""When a row of a history began to be there, and when it ended. Declarative Pipelines name these columns so, and their
+users read them.
+"""
 HASH_COLUMN = "_hash"
 TIME_COLUMN = "_time"
 TOMBSTONE_COLUMN = "_tombstone"
@@ -29,6 +33,11 @@ EXPIRED_COLUMN = "_expired"
 CHANGE_TYPE_COLUMN = "_change_type"
 EPOCH_COLUMN = "_epoch"
 RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})
+
+
+def is_internal(name: str) -> bool:
+    """Returns whether a column is a stage's internal state: stored with its rows, shown only when asked for by name."""
+    return name.startswith(INTERNAL_PREFIX) and name not in (START_AT_COLUMN, END_AT_COLUMN)
 
 
 def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -312,7 +321,7 @@ def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
     goes, where all come. Raises SchemaError naming the columns.
     """
     for field in older:
-        may_lack = field.name.startswith(INTERNAL_PREFIX) or field.name == CHANGE_TYPE_COLUMN
+        may_lack = is_internal(field.name) or field.name == CHANGE_TYPE_COLUMN
         if newer.get_field_index(field.name) < 0 and not may_lack:
             raise SchemaError(
                 f"{whose}: column {field.name!r} ({field.type}) is missing; columns may be added, not dropped. "

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import INTERNAL_PREFIX, as_batch, comparable, plain, rows_equal, take
+from nosync.lsm.columnar.columns import as_batch, comparable, is_internal, plain, rows_equal, take
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.columnar.ordering import match_keys
 from nosync.lsm.errors import InvalidInputError, SchemaError
@@ -65,7 +65,7 @@ def with_key_of(keyed: pa.Table, key: Sequence[str], rows: pa.Table, whose: str)
     """Returns rows that have no key with that of another table, so that they can be compared. Where the other has one row
     for all, and so have these, they are one another's. Raises SchemaError where rows cannot be matched.
     """
-    if all(name.startswith(INTERNAL_PREFIX) for name in key) and len(key) == 1 and rows.num_rows <= 1:
+    if all(is_internal(name) for name in key) and len(key) == 1 and rows.num_rows <= 1:
         values = keyed.column(key[0])
         found = values.to_pylist()[:1] or [0]
         return rows.append_column(key[0], pa.array(found * rows.num_rows, values.type))
@@ -79,7 +79,7 @@ def with_key_of(keyed: pa.Table, key: Sequence[str], rows: pa.Table, whose: str)
 
 def show_key(key: Sequence[str]) -> str:
     """Returns what an error says of a key."""
-    return ", ".join(name for name in key if not name.startswith(INTERNAL_PREFIX)) or ("all rows" if key else "")
+    return ", ".join(name for name in key if not is_internal(name)) or ("all rows" if key else "")
 
 
 def is_number(type_: pa.DataType) -> bool:

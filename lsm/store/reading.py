@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
-    INTERNAL_PREFIX,
     Bools,
     describe,
+    is_internal,
     joined_schema,
     key_columns,
     keys_equal,
@@ -173,7 +173,7 @@ class StoreReader:
                 f"stage {stage} has key ({show_key(keys[0])}) on {a} and ({show_key(keys[1])}) on {b}: rows cannot be matched"
             )
         schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
-        hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
+        hidden = [name for name in key if is_internal(name)]  # rows are matched by these, too
         tables = [
             self.read(stage, as_of, columns=[*schema.names, *(hidden if own else ())], branch=branch)
             for schema, branch, own in zip(schemas, (a, b), keys, strict=True)
@@ -361,12 +361,12 @@ def check_range(after: int, until: int) -> None:
 
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:
     if columns is None:
-        return table.select([name for name in table.column_names if not name.startswith(INTERNAL_PREFIX)])
+        return table.select([name for name in table.column_names if not is_internal(name)])
     if isinstance(columns, str):
         raise InvalidInputError(f"columns={columns!r} is one name, expected a list of names: columns=[{columns!r}]")
     for name in columns:
         if name not in table.column_names:
-            offered = pa.schema([field for field in table.schema if not field.name.startswith(INTERNAL_PREFIX)])
+            offered = pa.schema([field for field in table.schema if not is_internal(field.name)])
             raise SchemaError(
                 f"stage {stage} has no column {name!r}; it has {describe(offered)}{did_you_mean(name, offered.names)}"
             )

@@ -29,6 +29,7 @@ from nosync.flow.bindings import Bindings, ParseDdl, change_fields, check_made, 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import LATE, BoundStage
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.internal_columns import is_kept
 from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
@@ -48,7 +49,7 @@ from nosync.flow.meanings import TODAYS, Meanings
 from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, TableOptions, UnionOptions
 from nosync.kernels.expressions import Step
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, RESERVED, describe, nullable, plain
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import FlowError, SchemaError
 
 
@@ -309,8 +310,7 @@ def _check_names(stage: Stage, schema: pa.Schema, given: pa.Schema) -> None:
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"stage {stage.name}: two of its columns have the same name: {', '.join(schema.names)}")
     for name in schema.names:
-        mine = (name in RESERVED or name.startswith("_")) and name not in given.names
-        if mine:
+        if is_kept(name) and name not in given.names:
             raise SchemaError(f"stage {stage.name}: column {name!r}: names that begin with _ are kept for nosync")
 
 

@@ -36,7 +36,7 @@ from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import Window
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, plain
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, is_internal, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 
 ParseDdl = Callable[[str], pa.Schema]
@@ -240,7 +240,7 @@ class Bindings:
 
 def visible(schema: pa.Schema) -> pa.Schema:
     """Returns the columns that consumers and readers see."""
-    return pa.schema([f for f in schema if not f.name.startswith(INTERNAL_PREFIX) and f.name != CHANGE_TYPE_COLUMN])
+    return pa.schema([f for f in schema if not is_internal(f.name) and f.name != CHANGE_TYPE_COLUMN])
 
 
 def change_fields(rows: pa.Schema) -> list[pa.Field]:

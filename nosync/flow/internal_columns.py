@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from nosync.lsm.columnar.columns import (
-    INTERNAL_PREFIX,
+    END_AT_COLUMN,
     RESERVED,
+    START_AT_COLUMN,
+    is_internal,
 )
 
 TAG_COLUMN = "_tag"
@@ -20,6 +22,11 @@ COUNT, LIVE = "__n", "__live"
 """The number of a row's derivations, and whether the row is in the set. The variable of a loop has them."""
 
 
+def is_kept(name: str) -> bool:
+    """Returns whether a name is kept for nosync, so that no stage can add a column of that name."""
+    return name.startswith("_") and name not in (START_AT_COLUMN, END_AT_COLUMN)
+
+
 def is_ours(name: str) -> bool:
     """Returns whether columns of users cannot have a name, which Spark may take for another one in upper case."""
-    return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
+    return name.lower() in RESERVED | COLUMNS_BETWEEN or is_internal(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -43,16 +42,3 @@ class Dataset:
     """Whether it is what its query gives of all rows that came, so that another query means other rows for all of them."""
     notes: list[str] = field(default_factory=list)
     """What of its definition has no meaning here."""
-
-
-@dataclass(frozen=True)
-class Changes:
-    """An AUTO CDC flow: rows of a source say what is there by key."""
-
-    source: str
-    keys: list[Any]
-    """Names of columns, or Columns."""
-    sequence_by: Any
-    deletes: Any | None
-    columns: list[Any] | None
-    all_but: list[Any] | None

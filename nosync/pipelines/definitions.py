@@ -8,38 +8,28 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
 from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, TemporaryView
 from pyspark.pipelines.source_code_location import SourceCodeLocation
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql import DataFrame
 
 from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.pipelines.datasets import (
-    MATERIALIZED_VIEW,
-    STREAMING_TABLE,
-    TEMPORARY_VIEW,
-    Changes,
-    Dataset,
-    Query,
-)
+from nosync.pipelines.auto_cdc import Changes, Chosen, changes_of, name_of, rows_of
+from nosync.pipelines.datasets import MATERIALIZED_VIEW, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
 from nosync.pipelines.reading import ProjectPlanner
 from nosync.pipelines.spec import Spec
 from nosync.spark.errors import first_line, without_log
-from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, items, kind_of
 
 _KINDS = {MaterializedView: MATERIALIZED_VIEW, StreamingTable: STREAMING_TABLE, TemporaryView: TEMPORARY_VIEW}
 _LAYOUT = ("partition_cols", "cluster_by", "format", "table_properties")
 """How Spark would lay out a dataset's files."""
-_DELETED, _AT, _PLACE = "nosync_deleted", "nosync_at", "nosync_place"
 
 
 class Definitions(GraphElementRegistry):
@@ -114,9 +104,14 @@ class Definitions(GraphElementRegistry):
         # Spark 4.2 has none in such a flow.
         self._check_conf(getattr(flow, "spark_conf", None), flow.name or flow.target, where)
         self._add_changes(
-            flow.target, flow.name or flow.target, where, str(flow.stored_as_scd_type or 1),
-            Changes(flow.source, flow.keys, flow.sequence_by, flow.apply_as_deletes, flow.column_list or None,
-                    flow.except_column_list or None),
+            flow.target, flow.name or flow.target, where,
+            Changes(
+                flow.source, flow.keys, flow.sequence_by, flow.apply_as_deletes,
+                Chosen(flow.column_list or None, flow.except_column_list or None),
+                str(flow.stored_as_scd_type or 1) == "2",
+                # Spark 4.2 has none of these.
+                Chosen(getattr(flow, "track_history_column_list", None), getattr(flow, "track_history_except_column_list", None)),
+            ),
         )  # fmt: skip
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
@@ -150,7 +145,7 @@ class Definitions(GraphElementRegistry):
             )
         if kind in ("CreateMaterializedViewAsSelect", "CreateView"):
             is_view = kind == "CreateView"
-            name = _name_of(plan.child() if is_view else plan.name())
+            name = name_of(plan.child() if is_view else plan.name())
             self._add(name, MATERIALIZED_VIEW, where, None if is_view else _columns_of(plan))
             self._add_query(name, name, where, plan.query())
         elif kind == "CreateViewCommand":
@@ -158,12 +153,12 @@ class Definitions(GraphElementRegistry):
             self._add(name, TEMPORARY_VIEW, where)
             self._add_query(name, name, where, plan.plan())
         elif kind in ("CreateStreamingTable", "CreateStreamingTableAsSelect", "CreateStreamingTableAutoCdc"):
-            name = _name_of(plan.name())
+            name = name_of(plan.name())
             self._add(name, STREAMING_TABLE, where, _columns_of(plan))
             if kind == "CreateStreamingTableAsSelect":
                 self._add_query(name, name, where, plan.query())
             elif kind == "CreateStreamingTableAutoCdc":
-                self._add_changes(name, name, where, str(plan.storedAsScdType()), _changes_of(plan))
+                self._add_changes(name, name, where, changes_of(plan))
         elif kind == "CreateFlowCommand":
             self._flow(plan, where)
         else:
@@ -173,12 +168,11 @@ class Definitions(GraphElementRegistry):
             )
 
     def _flow(self, plan: Node, where: str) -> None:
-        name, what = _name_of(plan.name()), plan.flowOperation()
+        name, what = name_of(plan.name()), plan.flowOperation()
         if kind_of(what) == "InsertIntoStatement":
-            self._add_query(_name_of(what.table()), name, where, what.query())
+            self._add_query(name_of(what.table()), name, where, what.query())
         elif kind_of(what) == "AutoCdcInto":
-            changes = _changes_of(what)
-            self._add_changes(_name_of(what.targetTable()), name, where, str(what.storedAsScdType()), changes)
+            self._add_changes(name_of(what.targetTable()), name, where, changes_of(what))
         else:
             raise FlowError(f"{where}: CREATE FLOW with {kind_of(what)}: expected INSERT INTO ... BY NAME SELECT ...")
 
@@ -194,15 +188,9 @@ class Definitions(GraphElementRegistry):
         self.datasets[name] = Dataset(name, kind, where, schema, follows=kind != STREAMING_TABLE)
         return self.datasets[name]
 
-    def _add_changes(self, target: str, name: str, where: str, scd: str, changes: Changes) -> None:
-        if scd != "1":
-            raise FlowError(
-                f"{where}: {target} is stored as SCD type {scd}, and only type 1 is computed. The store has its history: read "
-                "it as of any epoch"
-            )
-        self._queries.append(
-            (target, Query(name, where, lambda: _newest(self._planner, changes, name, where), is_cdc=True))
-        )
+    def _add_changes(self, target: str, name: str, where: str, changes: Changes) -> None:
+        query = Query(name, where, lambda: rows_of(self._planner, changes, name, where), is_cdc=True)
+        self._queries.append((target, query))
 
     def _name(self, given: str, where: str) -> str:
         """Returns the name of a stage for a dataset's, which may say the project's catalog and database."""
@@ -257,91 +245,10 @@ class Definitions(GraphElementRegistry):
         return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
-def _newest(planner: ProjectPlanner, changes: Changes, name: str, where: str) -> DataFrame:
-    """Returns the rows that AUTO CDC has: of each key what the newest of its rows says, whenever that came.
-
-    Keys that were deleted are kept, so that a row which comes late does not bring one back.
-    """
-    rows = planner.session.readStream.table(changes.source)
-    by = _column(changes.sequence_by, where)
-    keys = [_name_in(one, where) for one in changes.keys]
-    left_out: list[str] = []
-    if changes.columns is not None:
-        columns = [_name_in(one, where) for one in changes.columns]
-    else:
-        left_out = [_name_in(one, where) for one in changes.all_but or []]
-        columns = [name for name in rows.columns if name.lower() not in [one.lower() for one in left_out]]
-    there = [one.lower() for one in rows.columns]
-    for one in (*keys, *columns, *left_out):
-        if one.lower() not in there:
-            raise FlowError(
-                f"{where}: {changes.source} has no column {one!r}; it has {', '.join(rows.columns)}"
-                f"{did_you_mean(one, rows.columns)}"
-            )
-    is_deleted = F.lit(False) if changes.deletes is None else F.coalesce(_column(changes.deletes, where), F.lit(False))
-    # Without the line: what a message says is part of what a stage computes.
-    message = F.lit(f"AUTO CDC {name}: SEQUENCE BY is null in a row, and it says which row of a key is the newest")
-    told = rows.withColumn(_DELETED, is_deleted).withColumn(
-        _AT, F.when(by.isNull(), F.raise_error(message)).otherwise(by)
-    )
-    newest_first = Window.partitionBy(*map(quoted, keys)).orderBy(F.col(_AT).desc(), F.col(_DELETED).desc())
-    newest = told.withColumn(_PLACE, F.row_number().over(newest_first)).where(f"{_PLACE} = 1 AND NOT {_DELETED}")
-    return newest.select(*map(quoted, columns))
-
-
-def _column(given: Any, where: str) -> Column:
-    """Returns an expression of a definition as a Column of this session. Those of Spark Connect are text inside."""
-    if isinstance(given, str):
-        return F.expr(given)
-    if isinstance(given, ClassicColumn):
-        return given
-    inner = getattr(given, "_expr", None)
-    text = next(
-        (t for t in (getattr(inner, name, None) for name in ("_expr", "_unparsed_identifier")) if isinstance(t, str)),
-        None,
-    )
-    if text is None:
-        raise FlowError(
-            f"{where}: {given} is an expression of Spark Connect: write it as text, or by pyspark.sql.functions"
-        )
-    return F.expr(text)
-
-
-def _name_in(given: Any, where: str) -> str:
-    """Returns the name of the column that a definition gives as a text or as a Column."""
-    expression = cast("ClassicColumn", _column(given, where))._jc.node() if not isinstance(given, str) else None
-    name = given if expression is None else str(expression.sql())
-    return name.strip("`")
-
-
-def _name_of(identifier: Node) -> str:
-    is_relation = kind_of(identifier) == "UnresolvedRelation"
-    parts = identifier.multipartIdentifier() if is_relation else identifier.nameParts()
-    return ".".join(str(part) for part in items(parts))
-
-
 def _columns_of(plan: Node) -> str | None:
     """Returns the columns that a statement declares, as DDL."""
     columns = items(plan.columns())
     return ", ".join(f"`{one.name()}` {one.dataType().sql()}" for one in columns) or None
-
-
-def _changes_of(plan: Node) -> Changes:
-    """Returns the AUTO CDC of a statement."""
-    source = plan.source()
-    while kind_of(source) != "UnresolvedRelation":
-        source = source.child()
-    deletes, chosen, left_out = (
-        found(one) for one in (plan.deleteCondition(), plan.includeColumns(), plan.excludeColumns())
-    )
-    return Changes(
-        _name_of(source),
-        [_name_of(one) for one in items(plan.keys())],
-        str(plan.sequenceByExpr().sql()),
-        None if deletes is None else str(deletes.sql()),
-        None if chosen is None else [_name_of(one) for one in items(chosen)],
-        None if left_out is None else [_name_of(one) for one in items(left_out)],
-    )
 
 
 def _text_of(file: Path) -> str:

@@ -32,7 +32,7 @@ class Project:
 
     def __init__(self, root: Path, spark: SparkSession, **files: str) -> None:
         """`files`: those in `transformations/`, by name without ending: SQL where they begin with CREATE."""
-        self.root, self._spark, self._count = root, spark, 0
+        self.root, self._spark, self._count, self.given = root, spark, 0, 0
         (root / "data").mkdir(parents=True, exist_ok=True)
         (root / "spark-pipeline.yml").write_text(SPEC.format(root=root))
         for name, text in files.items():
@@ -49,7 +49,8 @@ class Project:
         """Adds a file of JSON lines to the directory that a stream reads."""
         directory = self.root / "data" / stream
         directory.mkdir(parents=True, exist_ok=True)
-        self._count += 1
+        rows = list(rows)
+        self._count, self.given = self._count + 1, self.given + len(rows)
         (directory / f"{self._count:03}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def write_table(self, name: str, rows: Iterable[Row]) -> None:

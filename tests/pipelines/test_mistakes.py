@@ -66,8 +66,6 @@ CDC_IN_SQL = pytest.mark.skipif(
         ("CREATE TABLE a (x int);", "t.sql:1: .*expected CREATE MATERIALIZED VIEW"),
         ("-- one\n\nCREATE MATERIALIZED VIEW a AS\nSELECT id FROM range(3)\nWHERE rand() > 0.5;", "rand.*line 5"),
         ("CREATE MATERIALIZED VIEW a AS SELECT * FROM nowhere;", "nowhere"),
-        pytest.param("CREATE STREAMING TABLE a FLOW AUTO CDC FROM STREAM(b) KEYS (id) SEQUENCE BY t STORED AS SCD TYPE 2;",
-                     "SCD type 2", marks=CDC_IN_SQL),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_its_line(spark: SparkSession, tmp_path: Path, text: str, said: str) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.internal_columns import is_kept
 from nosync.flow.kinds import FINAL, PART_SEPARATOR
 from nosync.flow.stage import Stage
 from nosync.flow.tables import source_of
@@ -139,7 +140,7 @@ def _check_names(view: str, names: list[str]) -> None:
     twice = next((name for i, name in enumerate(names) if name.lower() in lower[:i]), None)
     if twice is not None:
         raise FlowError(f"view {view}: two of its columns are named {twice!r}: give one another name with AS")
-    ours = next((name for name in names if name.startswith("_")), None)
+    ours = next((name for name in names if is_kept(name)), None)
     if ours is not None:
         raise FlowError(f"view {view}: column {ours!r}: names that begin with _ are kept for nosync: rename it with AS")
 
