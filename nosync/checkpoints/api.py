@@ -34,7 +34,7 @@ from nosync.checkpoints.retention import (
 from nosync.checkpoints.state_diff import state_diff
 from nosync.lsm.errors import InvalidInputError, NosyncError, StoreLockedError
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.visible import visible
@@ -450,7 +450,9 @@ def watch(
     InvalidInputError where the name is that of another query's checkpoint, StoreLockedError where it is followed already.
     """
     source = local_directory(path)
-    if source.exists() and any(source.iterdir()):
+    with storage_errors("read", source):
+        is_there = source.exists() and (not source.is_dir() or any(source.iterdir()))
+    if is_there:
         check_checkpoint(source)
     keep = open_generation(data_directory(store), name or source.name.lower(), Env())
     _check_same_query(source, keep)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
-from nosync.checkpoints.api import watch
 from nosync.checkpoints.retention import garbage_of
+from nosync.checkpoints.watches import Watches
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
@@ -122,7 +122,7 @@ def daemon(
     beside = contextlib.ExitStack()
 
     def ready() -> None:
-        _keep_checkpoints(found, beside)
+        _keep_checkpoints(found, one.node.problems, beside)
         err.print(f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True)
 
     serve(one, ready, beside.close)
@@ -147,8 +147,8 @@ def _explain(config: DaemonConfig) -> None:
     out.print(table)
 
 
-def _keep_checkpoints(config: DaemonConfig, beside: contextlib.ExitStack) -> None:
-    """Opens the door, and watches the checkpoints, that the configuration asks for."""
+def _keep_checkpoints(config: DaemonConfig, problems: dict[str, str], beside: contextlib.ExitStack) -> None:
+    """Opens the door, and watches the checkpoints, that the configuration asks for. `problems`: those of the node."""
     if config.door:
         from nosync.checkpoints.door.api import serve as open_door  # noqa: PLC0415 - uvicorn is an extra
         from nosync.replication.transport.addresses import is_loopback  # noqa: PLC0415
@@ -161,8 +161,8 @@ def _keep_checkpoints(config: DaemonConfig, beside: contextlib.ExitStack) -> Non
         )  # fmt: skip
         beside.enter_context(door)
         err.print(f"queries write checkpoints on {config.door}: nosync checkpoint address NAME", soft_wrap=True)
-    for name, path in config.checkpoints.items():
-        beside.enter_context(watch(path, config.data, name=name))
+    if config.checkpoints:
+        beside.enter_context(Watches(config.data, config.checkpoints, problems))
 
 
 def _take_descriptors() -> None:

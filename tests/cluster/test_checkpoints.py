@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,34 @@ def test_commands_show_on_how_many_nodes_each_batch_is(
     assert "2 of 2" in out or "3 of 2" in out
     cli(["checkpoint", "status", "words", "--store", str(daemons.data("n1")), "--json"])
     assert json.loads(capsys.readouterr().out)["batches"][-1]["copies"] >= 2
+
+
+def test_a_checkpoint_that_cannot_be_watched_holds_up_nothing_else(daemons: Daemons, tmp_path: Path) -> None:
+    query, other, a_file = FakeQuery(tmp_path / "words", "hdfs"), tmp_path / "other", tmp_path / "file"
+    query.run(2)
+    other.mkdir()
+    (other / "notes.txt").write_text("of nobody")
+    a_file.write_text("")
+    daemons.stop("n1")
+    given = {"words": query.root, "other": other, "file": a_file}
+    daemons.start("n1", *(f"--checkpoint={name}={path}" for name, path in given.items()))
+
+    def told() -> dict[str, str]:
+        return {name: why for name, why in daemons.status("n1").problems.items() if name.startswith("checkpoint ")}
+
+    eventually("what can be watched is", lambda: is_safe(daemons, "words", 1))
+    eventually("the others are told of", lambda: told().keys() == {"checkpoint other", "checkpoint file"})
+    assert "is not the checkpoint of a Structured Streaming query" in told()["checkpoint other"]
+    assert "is no directory" in told()["checkpoint file"]
+    (other / "notes.txt").unlink()
+    a_file.unlink()
+    eventually("they are tried again", lambda: not told())
+    FakeQuery(other, "hdfs").run(1)
+    eventually("and followed", lambda: is_safe(daemons, "other", 0))
+    shutil.rmtree(query.root)
+    FakeQuery(query.root, "hdfs").write("metadata", json.dumps({"id": "another"}))
+    eventually("what goes wrong later is told", lambda: "words" in str(told()))
+    daemons.stop("n1")
 
 
 def test_only_the_owner_asks_for_a_checkpoint_and_only_by_its_name(daemons: Daemons) -> None:
