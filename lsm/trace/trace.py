@@ -176,10 +176,9 @@ class Trace:
     def lookup(self, keys: Sequence[pa.Array], hashes: U32, as_of: Time) -> Lookup:
         """Returns the state of the given keys (columns in the key's order; any row order) as of `as_of`."""
         self._check_exact(as_of)
-        n = len(hashes)
-        order, sorted_hashes = sort_hashes(hashes)
+        order, sorted_hashes = _sorted_within(hashes, self._first_hash, self._end_hash)
         sorted_keys = [take(key, order) for key in keys]
-        open_ = np.ones(n, dtype=np.bool_)
+        open_ = np.ones(len(order), dtype=np.bool_)
         hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
         for layer in reversed(self._layers_until(as_of)):
             if not open_.any():
@@ -197,7 +196,7 @@ class Trace:
                     rows, probes = rows[alive], probes[alive]
                 if len(rows):
                     hits.append((block, rows, probes))
-        return self._gather(hits, order, n)
+        return self._gather(hits, order, len(hashes))
 
     def _layers_until(self, as_of: Time) -> list[LayerReader]:
         """Returns the layers that may have rows as of a time, oldest first."""
@@ -209,7 +208,7 @@ class Trace:
         stored order.
         """
         self._check_exact(as_of)
-        order, wanted = sort_hashes(hashes)
+        order, wanted = _sorted_within(hashes, self._first_hash, self._end_hash)
         batches, row_hashes, dead = [], [], []
         for layer in self._layers_until(as_of):
             for block in layer.blocks_with(wanted):
@@ -233,7 +232,7 @@ class Trace:
         self, prefix: Sequence[pa.Array], hashes: U32, column: str, above: int, as_of: Time
     ) -> pa.RecordBatch:
         """Does what `lookup_prefix` does, for rows whose `column`, a timestamp, is above a number: it is read first."""
-        order, wanted = sort_hashes(hashes)
+        order, wanted = _sorted_within(hashes, self._first_hash, self._end_hash)
         found, of = [], []
         for layer in self._layers_until(as_of):
             for block in layer.blocks_with(wanted):
@@ -384,6 +383,16 @@ def _between(column: pa.Array, low: int, high: int) -> Bools:
     selected: Bools = numbers >= low
     selected &= numbers <= high
     return selected
+
+
+def _sorted_within(hashes: U32, first: int, end: int) -> tuple[Indices, U32]:
+    """Returns which of some keys are of a shard, and their hashes, in the order of these.
+
+    A layer may have rows of other shards: those from before the number of shards changed have.
+    """
+    order, ordered = sort_hashes(hashes)
+    mine = slice(np.searchsorted(ordered, np.uint32(first)), np.searchsorted(ordered, np.uint32(end - 1), "right"))
+    return order[mine], ordered[mine]
 
 
 def _probe(
