@@ -204,7 +204,7 @@ def _fixed_width_words(column: pa.Array) -> tuple[U64, bool]:
     if t.is_boolean(type_):
         return column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64), True
     if t.is_date(type_):
-        column = column.cast(pa.date32()).view(pa.int32())
+        column = column.cast(pa.date32(), safe=False).view(pa.int32())
     elif t.is_timestamp(type_):
         column = column.cast(pa.timestamp("us", type_.tz), safe=False).view(pa.int64())
     elif t.is_duration(type_):

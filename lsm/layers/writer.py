@@ -243,9 +243,10 @@ def publish_rows(
     """Steps 3 and 4: publishes one fresh layer under the data directory `root`.
 
     `expected`: what the manifest of its epoch lists; a layer that is another one is not published at all. Raises
-    DeterminismError for that, and where the name is taken by other contents, StorageError where the disk refuses; in
-    both cases what was there before is untouched.
+    DeterminismError for that, and where the name is taken by other contents, SchemaError for values that are not of their
+    type, StorageError where the disk refuses; what was there before is untouched.
     """
+    check_values(rows.batch, str(id))
     offsets = np.empty(0, dtype=np.uint64)
     if rows.key:
         check_shard(rows.hashes, id.trace.shard, key_groups, str(id))
@@ -258,6 +259,34 @@ def publish_rows(
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
     return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
+
+
+def check_values(batch: pa.RecordBatch, whose: str) -> None:
+    """Raises SchemaError, naming the column, for values that are not of their column's type.
+
+    Arrow hands on text that is not UTF-8 and decimals of too many digits without a look. Whoever reads a layer looks, and
+    would take it for damaged.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if not _may_be_invalid(column.type):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            hint = (
+                ". Text is UTF-8: cast it to binary, or mend it, as with make_valid_utf8 in Spark"
+                if "UTF8" in str(error)
+                else ""
+            )
+            raise SchemaError(
+                f"{whose}: column {name!r} has values that are no {column.type}: {error}{hint}"
+            ) from error
+
+
+def _may_be_invalid(type_: pa.DataType) -> bool:
+    t = pa.types
+    always_valid = t.is_integer(type_) or t.is_floating(type_) or t.is_boolean(type_) or t.is_timestamp(type_)
+    return not (always_valid or t.is_date32(type_) or t.is_binary(type_) or t.is_null(type_))
 
 
 def _write_and_link(

@@ -122,3 +122,35 @@ def test_nothing_sealed_yet(open_store: OpenStore) -> None:
     with pytest.raises(nosync.NotAvailableError, match="no timestamp is sealed"):
         store.read("counts")
     assert store.read("counts", as_of=0).num_rows == 1
+
+
+def values_that_are_not_of_their_type() -> dict[str, pa.Array]:
+    wide = pa.array([1, 10**9], pa.decimal128(20, 0))
+    return {
+        "Text is UTF-8": pa.array([b"ok", b"\xff\xfe"]).view(pa.string()),
+        "does not fit in precision": pa.Array.from_buffers(pa.decimal128(5, 0), 2, wide.buffers()),
+        "is not within the acceptable range": pa.array([0, 90_000], pa.int32()).view(pa.time32("s")),
+        "a whole number of days": pa.array([0, 1], pa.int64()).view(pa.date64()),
+    }
+
+
+@pytest.mark.parametrize("message", values_that_are_not_of_their_type())
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_values_that_are_not_of_their_type_are_refused_when_they_are_recorded(
+    open_store: OpenStore, message: str, is_nested: bool
+) -> None:
+    """Arrow hands them on, and whoever reads a layer would take it for damaged."""
+    store, values = open_store(), values_that_are_not_of_their_type()[message]
+    if is_nested:
+        values = pa.StructArray.from_arrays([values], ["x"])
+    for key in (["k"], []):
+        with pytest.raises(nosync.SchemaError, match=f"column 'v' has values that are no .*{message}"):
+            store.append("c", t=0, rows=pa.table({"k": [0, 1], "v": values}), key=key)
+    if not is_nested and not pa.types.is_time(values.type):  # which is no key
+        with pytest.raises(nosync.SchemaError, match=f"column 'v' has values that are no .*{message}"):
+            store.append("c", t=0, rows=pa.table({"v": values}), key=["v"])
+    store.append("c", t=0, rows=pa.table({"k": [0]}), key=["k"])
+    store.seal(0)
+    store.sync()
+    assert store.read("c").num_rows == 1
+    assert store.safe_point() == 0
