@@ -46,7 +46,7 @@ from nosync.lsm.model.layer import Digest, LayerId, Shard
 from nosync.lsm.model.timestamp import show
 from nosync.lsm.platform.env import Env, Identity, storage_errors
 from nosync.lsm.platform.file_pool import new_file
-from nosync.lsm.platform.publish import give_name, temporary_path
+from nosync.lsm.platform.publish import discard, give_name, temporary_path
 
 _ATTEMPTS = 3
 _LOG_COLUMNS = frozenset({CHANGE_TYPE_COLUMN})
@@ -197,8 +197,7 @@ def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest
         recorded = _reconcile(final, id, temporary, digest, env)
         return Published(id, recorded.digest, recorded.info.rows, recorded.size_bytes, existed=True)
     finally:
-        with storage_errors("remove", temporary):
-            env.unlink(temporary)
+        discard(temporary, env)
 
 
 def _reconcile(final: Path, id: LayerId, temporary: Path, digest: Digest, env: Env) -> LayerReader:
@@ -309,10 +308,9 @@ def _write_and_link(
                     id, key=rows.key, key_groups=key_groups, times=[id.description.lower], group_offsets=offsets
                 )
         except OSError:
-            env.unlink(temporary)
+            discard(temporary, env)
             raise
     if expected is not None and digest != expected:
-        with storage_errors("remove", temporary):
-            env.unlink(temporary)
+        discard(temporary, env)
         raise _other_contents(id, expected, "the sealed epoch lists", digest, rows.batch.num_rows)
     return link_layer(root, id, temporary, info, digest, env)

@@ -57,6 +57,7 @@ class Sealer:
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers, of which `on_conflict` is told before.
         """
+        self.timelines.check_branches()
         self.check_sealable(t, branch)
         sealed, before = self.timelines.manifest(t, branch), self.timelines.manifest(t - 1, branch)
         timeline = self.timelines.manifests(branch).timeline_at(t)  # of what is lost before the fork the parent

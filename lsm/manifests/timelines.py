@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nosync.lsm.errors import CorruptionError, InvalidInputError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.manifests.archive import Archive, group_to_archive, publish_archive
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages, Refs, Timeline, append, creation
 from nosync.lsm.manifests.known import Known
@@ -35,6 +36,7 @@ class Timelines:
         self._lock = threading.RLock()
         self._changes, self._pruning = Changes(root, env), Pruning(root, env)
         self._known = Known(root, env, recall())
+        self._is_in_doubt = False
 
     @property
     def refs(self) -> Refs:
@@ -71,7 +73,7 @@ class Timelines:
                 if learned is None:
                     self.reload()
             except FileNotFoundError:  # put into an archive meanwhile: it is there with the next look
-                pass
+                self.check_branches()
             if learned is None:
                 learned = self._known.not_in(before)
             return learned, [a for a in self._known.archives() if a not in archives], self._known is not before
@@ -179,13 +181,30 @@ class Timelines:
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         """Appends an entry to the log of branches. Raises CorruptionError where one before it is lost."""
+        self.check_branches()
         if lost := [*entries_lost(self.refs, self.remembered)]:
             raise CorruptionError(
                 f"{self._root / BRANCHES}: {lost[0]}.json is missing, so the branches cannot be changed: put it back, "
                 f"or say `nosync verify --repair {self._root}`"
             )
-        self._known.refs = append(self._root, self.refs, entry, self._env)
+        try:
+            self._known.refs = append(self._root, self.refs, entry, self._env)
+        except NosyncError:
+            self._is_in_doubt = True
+            with suppress(NosyncError):  # whoever seals asks again
+                self.check_branches()
+            raise
         self._known.branches_changed()
+
+    def check_branches(self) -> None:
+        """Reads the branches again where an entry that failed may be in the log all the same: then it counts.
+
+        Nobody may go on before that is known. Raises StorageError where it cannot be read.
+        """
+        with self._lock:
+            if self._is_in_doubt:
+                self.reload()
+                self._is_in_doubt = False
 
     def create(self, name: str, parent: str, at: int, stages: ChangedStages = SAME_CODE) -> Timeline:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""

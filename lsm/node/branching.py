@@ -15,6 +15,7 @@ from nosync.lsm.node.merge_queue import MergeQueue
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.retention import Retention
 from nosync.lsm.node.safe_point import SafePoint
+from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.layout import BRANCHES
 from nosync.lsm.trace.directory import LayerDirectory
 
@@ -86,7 +87,11 @@ class Branching:
             self.prune()
 
     def prune(self) -> int:
-        """Removes what no branch needs. Returns the number of layers."""
+        """Removes what no branch needs. Returns the number of layers. Raises StorageError; the next start goes on with it."""
+        with storage_errors("remove what no branch needs in", self._directory.root):
+            return self._pruned()
+
+    def _pruned(self) -> int:
         dropped: list[LayerId] = []
         with self._compactor.paused():
             for trace, until in self._timelines.prune().items():

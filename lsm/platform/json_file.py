@@ -18,7 +18,7 @@ from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.platform.env import Env, Identity, is_foreign, storage_error, storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.platform.publish import give_name, temporary_path
+from nosync.lsm.platform.publish import discard, give_name, temporary_path
 
 _REST = "rest_blake3"
 _ATTEMPTS = 3
@@ -86,7 +86,7 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
                 if attempt + 1 == _ATTEMPTS:
                     raise
             finally:
-                env.unlink(temporary)
+                discard(temporary, env)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -105,7 +105,7 @@ def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) 
             env.sync_file(temporary)
             env.replace(temporary, final)
         finally:
-            env.unlink(temporary)
+            discard(temporary, env)
         env.sync_dir(final.parent)
 
 
@@ -144,4 +144,5 @@ def sync_published(root: Path, path: Path, env: Env) -> None:
     except StorageError:
         with storage_errors("withdraw", path):
             env.unlink(path)
+            env.sync_dir(path.parent)  # or a power cut brings it back
         raise

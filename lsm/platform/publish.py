@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.layout import TEMPORARY_DIRECTORY
+
+log = logging.getLogger("nosync")
 
 
 def give_name(temporary: Path, final: Path, env: Env) -> Identity:
@@ -24,6 +27,16 @@ def temporary_path(root: Path, env: Env) -> Path:
     return root / TEMPORARY_DIRECTORY / env.token()
 
 
+def discard(temporary: Path, env: Env) -> None:
+    """Removes a temporary file. Where that fails it stays until a node starts, which empties `tmp/`: what was published
+    under its name is published all the same.
+    """
+    try:
+        env.unlink(temporary)
+    except OSError as error:
+        log.warning("%s stays until the node starts again: %s", temporary, error)
+
+
 def write_again(root: Path, path: Path, env: Env) -> None:
     """Writes again after a failed fsync: what was published goes to a new inode, which takes the name once it is
     durable.
@@ -35,4 +48,4 @@ def write_again(root: Path, path: Path, env: Env) -> None:
         env.sync_file(temporary)
         env.replace(temporary, path)
     finally:
-        env.unlink(temporary)
+        discard(temporary, env)

@@ -29,6 +29,7 @@ from nosync.lsm.platform.layout import (
     TEMPORARY_DIRECTORY,
 )
 from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.platform.publish import discard
 
 STORE_FORMAT, STUBS_FORMAT = 1, 2
 """The format of a store; and for as long as some of its layers are stubs, which an older version would take for lost."""
@@ -80,7 +81,7 @@ def write_marker(root: Path, marker: Marker, env: Env, *, has_stubs: bool = Fals
         env.link(temporary, root / MARKER)
     except FileExistsError:  # another process was a moment quicker
         marker = read_marker(root, env)
-    env.unlink(temporary)
+    discard(temporary, env)
     env.sync_dir(root)
     return marker
 
