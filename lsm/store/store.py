@@ -116,7 +116,9 @@ class Store(StoreReader):
         schema = pa.schema([f for f in arranged.batch.schema if f.name not in BOOKKEEPING])
         if known is not None:
             schema = unify_schemas(known[1], schema, whose)
-        published = self.directory.publish(id, arranged)
+        sealed = timelines.manifest(t)
+        listed = next((entry.digest for entry in sealed.entries if entry.id == id), None) if sealed else None
+        published = self.directory.publish(id, arranged, listed)
         self._appended.published(timeline, id, (key, schema))
         node.note([id])
         return published

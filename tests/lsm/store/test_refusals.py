@@ -154,3 +154,20 @@ def test_values_that_are_not_of_their_type_are_refused_when_they_are_recorded(
     store.sync()
     assert store.read("c").num_rows == 1
     assert store.safe_point() == 0
+
+
+def test_a_lost_layer_of_a_sealed_epoch_comes_back_only_as_it_was(open_store: OpenStore) -> None:
+    store = filled(open_store)
+    store.sync()
+    before = snapshot(store)
+    manifest = store.manifest(3)
+    assert manifest is not None
+    store.directory.path_of(manifest.entries[0].id).unlink()
+    store.close()
+    store = open_store()
+    with pytest.raises(nosync.DeterminismError, match="the sealed epoch lists"):
+        store.append("counts", t=3, rows=words(a=3, w3=7))
+    assert len(store.missing()) == 1
+    store.append("counts", t=3, rows=words(a=3, w3=1))
+    store.sync()
+    assert (store.missing(), store.safe_point(), snapshot(store)) == ([], 3, before)
