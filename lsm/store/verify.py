@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -11,7 +11,8 @@ from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import missing_entry, read_refs
 from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
-from nosync.lsm.model.layer import SUFFIX, parse_path
+from nosync.lsm.model.layer import SUFFIX, Digest, LayerId, parse_path
+from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.json_file import read_small
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
 from nosync.lsm.platform.store_marker import read_marker
@@ -37,7 +38,7 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
     env, root = directory.env, directory.root
     paths = sorted(path for path in (root / LAYERS).rglob("*") if path.suffix == SUFFIX or not path.is_dir())
     errors: list[str] = []
-    size, layers = 0, 0
+    size, found = 0, dict[LayerId, Digest]()
     for done, path in enumerate(paths, 1):
         id = parse_path(PurePosixPath(path.relative_to(root / LAYERS)))
         if id is None:
@@ -46,18 +47,26 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         try:
             reader = LayerReader.open(path, env, id)
             reader.verify()
-            layers, size = layers + 1, size + reader.size_bytes
+            found[id], size = reader.digest, size + reader.size_bytes
         except FileNotFoundError:
             continue  # merged away while we looked
         except NosyncError as error:
             errors.append(str(error))
         if progress:
             progress(done, len(paths))
+    kept: Mapping[str, Epoch | None] = {}
+    try:
+        refs = read_refs(root, env)
+        kept, errors = refs.kept_until(), errors + ([missing_entry(root, refs)] if refs.later else [])
+    except NosyncError as error:
+        errors.append(str(error))
     manifests = 0
     for timeline in env.list_dir(root / MANIFESTS):
         sealed = ManifestLog(timeline, root, env)
         errors += [str(error) for error in read_manifest_log(sealed, root, env)]
         manifests += len(sealed)
+        if timeline in kept:
+            errors += _others(sealed, kept[timeline], found)
     for register in register_files(root, env):
         try:
             read_small(root / register, env)
@@ -67,8 +76,19 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
             errors.append(str(error))
     try:
         read_marker(root, env)
-        refs = read_refs(root, env)
-        errors += [missing_entry(root, refs)] if refs.later else []
     except NosyncError as error:
         errors.append(str(error))
-    return VerifyReport(layers, manifests, size, tuple(errors))
+    return VerifyReport(len(found), manifests, size, tuple(errors))
+
+
+def _others(sealed: ManifestLog, until: Epoch | None, found: Mapping[LayerId, Digest]) -> Iterator[str]:
+    """Yields what is wrong with layers that are whole, and not those that a timeline's manifests list up to an epoch."""
+    for t in sealed.own():
+        if until is not None and t > until:
+            break
+        for entry in sealed[t].entries:
+            if (digest := found.get(entry.id, entry.digest)) != entry.digest:
+                yield (
+                    f"{entry.id}: its file has digest {digest[:16]}, and epoch {t} of {sealed.timeline} lists "
+                    f"{entry.digest[:16]}: it is another store's, or of another attempt"
+                )

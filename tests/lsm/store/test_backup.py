@@ -163,3 +163,23 @@ def test_the_command(open_store: OpenStore, tmp_path: Path, capsys: pytest.Captu
         with pytest.raises(SystemExit, match="1"):
             main(["backup", str(store.directory.root), str(target)])
         assert error in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_whole_layer_that_its_epoch_does_not_list_is_told(open_store: OpenStore, tmp_path: Path) -> None:
+    """As another copy of the store has it."""
+    store, other = open_store("a", settings=SETTINGS), open_store("b", settings=SETTINGS)
+    for t in range(3):
+        for one, value in ((store, t), (other, t + 100)):
+            one.append("counts", t=t, rows=pa.table({"k": [1], "v": [value]}), key=["k"])
+            one.seal(t)
+    manifest = store.manifest(2)
+    assert manifest is not None
+    id = manifest.entries[0].id
+    store.sync()
+    store.close()
+    shutil.copyfile(other.directory.path_of(id), store.directory.path_of(id))
+    with nosync.open(tmp_path / "a", read_only=True) as found:
+        (error,) = found.verify().errors
+        assert "epoch 2 of main lists" in error
+    with pytest.raises(nosync.CorruptionError, match="the copy is not whole: .*epoch 2 of main lists"):
+        backup(tmp_path / "a", tmp_path / "copy")
