@@ -9,12 +9,14 @@ copies), `drop`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import KEEP, RELEASING, Entry, Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
-from nosync.lsm.model.timestamp import Epoch, pack
+from nosync.lsm.model.timestamp import Epoch, Time, pack
+from nosync.lsm.platform.layout import RELEASED
 from nosync.lsm.trace.directory import LayerDirectory
 
 POLICIES = (KEEP, *RELEASING)
@@ -44,15 +46,40 @@ def is_released(manifest: Manifest, entry: Entry, until: int) -> bool:
     return manifest.t <= until and entry.id.trace.stage in policies(manifest)
 
 
-def inputs_to_release(
-    directory: LayerDirectory, timelines: Timelines, until: int
-) -> Iterator[tuple[str, TraceId, list[LayerId]]]:
-    """Yields the traces of the main timeline's sources, each with its policy and its layers that lie before the end of
-    epoch `until`.
+@dataclass(frozen=True)
+class Releasable:
+    """What may go of a source's trace, by its policy."""
+
+    trace: TraceId
+    policy: str
+    layers: list[LayerId]
+    is_all: bool
+    """Whether that is all of the trace up to there. It is not where the source was declared otherwise before."""
+
+
+def inputs_to_release(directory: LayerDirectory, timelines: Timelines, until: int) -> Iterator[Releasable]:
+    """Yields the traces of the main timeline's sources with their layers that lie before the end of epoch `until`.
+
+    Each epoch goes by its own manifest: what was sealed to be kept is kept, whatever the source says since.
     """
-    for stage, policy in policies(timelines.manifest(until)).items():
+    releasing = policies(timelines.manifest(until))
+    kept: dict[str, list[tuple[Time, Time]]] = {stage: [] for stage in releasing}
+    for piece in timelines.manifests(MAIN).pieces() if releasing else ():
+        for stage in releasing.keys() - piece.policies.keys():
+            begin = kept[stage].pop()[0] if kept[stage] and kept[stage][-1][1] == piece.begin else piece.begin
+            kept[stage].append((begin, piece.end))
+    for stage, policy in releasing.items():
         fingerprints = {span.fingerprint for span in timelines.histories(MAIN).get(stage, ())}
         for trace in directory.traces(stage):
             if trace.fingerprint in fingerprints:
                 before = [d for d in directory.descriptions(trace) if d.upper <= pack(until + 1)]
-                yield policy, trace, [LayerId(trace, d) for d in before]
+                gone = [d for d in before if not any(low < d.upper and d.lower < high for low, high in kept[stage])]
+                yield Releasable(trace, policy, [LayerId(trace, d) for d in gone], len(gone) == len(before))
+
+
+def may_have_released(directory: LayerDirectory, timelines: Timelines, stage: str) -> bool:
+    """Returns whether layers of a source may be gone, by its policy now or before."""
+    newest = timelines.manifest(timelines.last_sealed() or 0)
+    if stage in policies(newest) or not directory.env.exists(directory.root / RELEASED):
+        return stage in policies(newest)
+    return any(stage in piece.policies for piece in timelines.manifests(MAIN).pieces())

@@ -21,7 +21,7 @@ from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published
-from nosync.lsm.manifests.input_policy import policies
+from nosync.lsm.manifests.input_policy import may_have_released
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
@@ -301,7 +301,7 @@ class Compactor:
             timelines.sealed_until(trace),
             frontier,
             first_origin=timelines.first_origin(trace),
-            is_input=trace.stage in policies(timelines.manifest(timelines.last_sealed() or 0)),
+            is_input=may_have_released(self._directory, timelines, trace.stage),
         )
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:

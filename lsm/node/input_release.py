@@ -15,11 +15,17 @@ from pathlib import Path
 
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_release, policies, releasable_until
+from nosync.lsm.manifests.input_policy import (
+    NOTHING,
+    Releasable,
+    inputs_to_release,
+    policies,
+    releasable_until,
+)
 from nosync.lsm.manifests.manifest import DISK, WAITS_FOR_REMOTE
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
-from nosync.lsm.model.layer import LayerId, TraceId, check_name
+from nosync.lsm.model.layer import LayerId, check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.durable_layers import DurableLayers
@@ -80,7 +86,7 @@ class InputRelease:
             self._remember(until)
         self._tried, self._again_s = until, now_s + _AGAIN_S
         found = inputs_to_release(self._directory, self._timelines, until)
-        is_done = [self._release(policy, trace, ids, until) for policy, trace, ids in found]
+        is_done = [self._release(one, until) for one in found]
         if all(is_done):
             self._done = until
 
@@ -92,17 +98,18 @@ class InputRelease:
             return min(safe, self._remotes.safe_point())
         return safe
 
-    def _release(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
+    def _release(self, what: Releasable, until: Epoch) -> bool:
         """Returns whether all of it went that is to go. What the one node that keeps it does not have yet stays here."""
-        peers, gone, end = self._announcer.peers, ids, pack(until + 1)
-        if policy == DISK:
-            if peers.is_first_replica(trace):
+        peers, ids, gone, end = self._announcer.peers, what.layers, what.layers, pack(until + 1)
+        if what.policy == DISK:
+            if peers.is_first_replica(what.trace):
                 return True
             ids = sorted(ids, key=lambda id: id.description.upper)
             gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))
             if len(gone) < len(ids):
                 end = ids[len(gone)].description.lower
-        peers.inputs_released(trace, end)
+        if what.is_all:  # or this node would not fetch what it is to keep
+            peers.inputs_released(what.trace, end)
         self._garbage.forget(gone)
         return len(gone) == len(ids)
 

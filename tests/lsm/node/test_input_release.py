@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, parse_path
+from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.node.node import Node
+from nosync.lsm.store.backup import backup
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 
@@ -154,3 +156,39 @@ def test_what_is_published_again_is_not_removed(open_store: OpenStore) -> None:
     store.sync()
     assert files(store, "sums") == ["0-1-0.layer"]
     assert id in node.durable_ids()
+
+
+@pytest.mark.parametrize("policies", ["kkddd", "ddkkk", "kddkkdd"])
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_each_epoch_goes_by_what_it_was_sealed_with(open_store: OpenStore, policies: str, is_archived: bool) -> None:
+    """A source that is declared otherwise from some epoch on."""
+    store = open_store(
+        settings=nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=4 if is_archived else 1000)
+    )
+    whole = [{"k": "keep", "d": "drop"}[letter] for letter in policies for _ in range(6)]
+    for t, policy in enumerate(whole):
+        run(store, t, policy)
+        store.sync()
+        node_of(store).release_inputs()
+        node_of(store).collect_garbage()
+        while node_of(store).merge_once():
+            pass
+        if is_archived:
+            node_of(store).archive_manifests()
+    assert (store.missing(), store.safe_point()) == ([], len(whole) - 1)
+    kept = [t for t, policy in enumerate(whole) if policy == "keep"]
+    node_of(store).collect_garbage()
+    names = files(store, "rows")
+    there = {t for name in names for t in range(*_span(name))}
+    assert there >= {*kept}
+    if policies == "ddkkk":  # of a few epochs before a gap little is
+        assert len(names) < len(kept), "what is kept is merged"
+    released = [t for t, policy in enumerate(whole) if policy == "drop"]
+    assert there.isdisjoint(released), "and what is not went"
+    backup(store.directory.root, store.directory.root.with_name("copy"))
+
+
+def _span(name: str) -> tuple[int, int]:
+    id = parse_path(PurePosixPath("rows", "raw", "0", name))
+    assert id is not None
+    return epoch_of(id.description.lower), epoch_of(Time(id.description.upper - 1)) + 1
