@@ -41,7 +41,7 @@ from nosync.flow.stage_options import (
 from nosync.kernels.asof_joins import AsofSpec
 from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
 from nosync.kernels.join_types import JoinSpec
-from nosync.kernels.windows import DUE_COLUMN, MIN, UNTIL_COLUMN, UNTIL_TYPE, Window
+from nosync.kernels.windows import DUE_COLUMN, MAX, MIN, UNTIL_COLUMN, UNTIL_TYPE, Window
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import FlowError, SchemaError
 
@@ -103,6 +103,8 @@ def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
         sides.append(IntervalSide(window, schema, for_us, tracks, nulls))
         schemas.append((schema, key))
     described = f"{windows} {interval} {hashed_options(spec.on, idle_after=windows[0].idle_after)}"
+    if policy == MAX:  # which a window does not say of itself
+        described += f" {MAX}"
     times = _watermark_of_sides(stage, (left, right), windows)
     late = [(side, window, f"late_{name}") for name, side, window in zip(SIDES, (left, right), windows, strict=True)]
     parts = _times(bindings, stage, windows[0], late, times, spec.on, described)
