@@ -15,7 +15,9 @@ import re
 import sys
 import sysconfig
 import types
+from collections import defaultdict
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,7 @@ class _Hashing:
     def _edge(self, value: Any) -> None:
         if isinstance(value, _SIMPLE):
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
+            self._behaviour(type(value))
             return
         if isinstance(
             value, PickledFunction
@@ -108,6 +111,17 @@ class _Hashing:
             self._edge(part)
         self._hasher.update(b");")
         self._open.discard(id(value))
+        if is_container:
+            self._behaviour(type(value))
+
+    def _behaviour(self, cls: type) -> None:
+        """Hashes what the user wrote for a class whose objects are hashed by the values that they hold."""
+        if _is_installed(cls.__module__):
+            return
+        own = _written_for(cls)
+        if own:  # a plain named tuple has nothing of its own, and is what it was to versions before
+            self._kept.append(own)
+            self._edge(own)
 
 
 def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
@@ -116,7 +130,8 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     if isinstance(value, Mapping):
-        return [item for pair in value.items() for item in pair]
+        items = [item for pair in value.items() for item in pair]
+        return [*items, value.default_factory] if isinstance(value, defaultdict) else items
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
@@ -133,6 +148,12 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
         return [str(value.schema if hasattr(value, "schema") else value.type), value.to_pylist()]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, value.tolist() if value.dtype.hasobject else value.tobytes()]
+    if (
+        type(value).__module__.partition(".")[0] == "pandas"
+        and hasattr(value, "to_numpy")
+        and not hasattr(value, "columns")
+    ):
+        return _pandas_parts(value)
     if hasattr(type(value), "__arrow_c_stream__"):  # a frame of Pandas, Polars, ...
         return [pa.table(value)]
     if isinstance(value, types.BuiltinFunctionType):
@@ -178,7 +199,21 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
         ]
     names = _names(function.__code__)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    return [_code_parts(function.__code__, function.__doc__), *defaults, closure, used, _of_modules(used, names)]
+    of_its_own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    found = [_code_parts(function.__code__, function.__doc__), *defaults, closure, used, _of_modules(used, names)]
+    return [*found, of_its_own] if of_its_own else found
+
+
+def _pandas_parts(value: Any) -> list[Any]:
+    """Returns the parts of a Series or an Index, whose text leaves out what is in the middle, and digits."""
+    index = getattr(value, "index", None)
+    return [
+        type(value).__name__,
+        str(value.dtype),
+        getattr(value, "name", None),
+        value.to_numpy(),
+        *([] if index is None else [index]),
+    ]
 
 
 def _of_modules(used: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -206,6 +241,23 @@ def _class_parts(cls: type) -> list[Any]:
     return [*name, list(cls.__bases__), dict(sorted(members.items()))]
 
 
+def _written_for(cls: type) -> dict[str, Any]:
+    """Returns the functions, and the constants, that users' classes among a class and its bases define, by name."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if _is_installed(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            member = _member(value)
+            function = next((one for one in member if one), None) if isinstance(member, list) else member
+            if isinstance(function, types.FunctionType):
+                if function.__module__ == base.__module__:  # others were made by a library, as those of a named tuple
+                    found[name] = member
+            elif not (name.startswith("_") or callable(value) or hasattr(value, "__get__") or issubclass(cls, Enum)):
+                found[name] = value
+    return dict(sorted(found.items()))
+
+
 def _is_bookkeeping(name: str, value: Any) -> bool:
     """Returns what Python keeps in a class, and adds to it when it is used: nothing that its author wrote."""
     is_special = name.startswith("__") and name.endswith("__")
@@ -231,12 +283,15 @@ def _object_parts(value: Any) -> list[Any]:
         own = {**state, **getattr(value, "__dict__", {})}
         return [cls, dict(sorted(own.items()))] if own else [cls, *([] if callable(value) else [_text(value)])]
     text = repr(value)
-    if not _ADDRESS.search(text):
-        return [cls, text]
+    is_partial = bool(_ADDRESS.search(text)) or "..." in text
+    if not (is_partial or text.startswith("<") or getattr(value, "__dict__", None)):
+        return [cls, text]  # it says all, as that of a time or of a path does
     try:  # what a copy would be made of
         _, arguments, *rest = value.__reduce_ex__(2)
     except Exception as error:
-        raise FlowError(_unknown(value)) from error
+        if is_partial:
+            raise FlowError(_unknown(value)) from error
+        return [cls, text]
     return [cls, arguments, rest[:1]]
 
 

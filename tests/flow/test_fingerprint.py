@@ -45,6 +45,29 @@ PAIRS = {
     "table": "import pyarrow as pa\nA = pa.table({{'a': [0] * 500 + [{}] + [0] * 500}})\ndef f(r): return A",
     "NumPy": "import numpy as np\nA = np.zeros(5000); A[2500] = {}\ndef f(r): return A",
     "Pandas": "import pandas as pd\nA = pd.DataFrame({{'a': [0] * 500 + [{}] + [0] * 500}})\ndef f(r): return A",
+    "Series": "import pandas as pd\nA = pd.Series([0] * 500 + [{}] + [0] * 500)\ndef f(r): return A",
+    "digits of a Series": "import pandas as pd\nA = pd.Series([0.123456789{}])\ndef f(r): return A",
+    "index": "import pandas as pd\nA = pd.Index([0] * 500 + [{}] + [0] * 500)\ndef f(r): return A",
+    "index of a Series": "import pandas as pd\nA = pd.Series([1], index=[{}])\ndef f(r): return A",
+    "categories": "import pandas as pd\nA = pd.Categorical([0] * 500 + [{}] + [0] * 500)\ndef f(r): return A",
+    "expression of Arrow": "import pyarrow.compute as pc\nA = pc.field('a').isin([0] * 50 + [{}] + [0] * 50)\ndef f(r): return A",
+    "object of a library": "import string\nA = string.Template('$a {}')\ndef f(r): return A.template",
+    "named tuple with a method": (
+        "import typing\nclass P(typing.NamedTuple):\n    a: int\n    def go(self): return self.a * {}\n"
+        "A = P(1)\ndef f(r): return A.go()"
+    ),
+    "dictionary with a method": "class D(dict):\n    def __missing__(self, k): return {}\nA = D(a=1)\ndef f(r): return A[r]",
+    "text with a method": "class T(str):\n    def go(self): return {}\nA = T('a')\ndef f(r): return A.go()",
+    "constant of a list": "class L(list):\n    limit = {}\nA = L([1])\ndef f(r): return A.limit",
+    "enum with a method": (
+        "import enum\nclass E(enum.IntEnum):\n    A = 1\n    def go(self): return {}\ndef f(r): return E.A.go()\nX = E.A\n"
+        "def f(r): return X.go()"
+    ),
+    "base of a tuple": "class B:\n    def go(self): return {}\nclass T(B, tuple): pass\nA = T((1,))\ndef f(r): return A.go()",
+    "default of a dictionary": (
+        "import collections\nA = collections.defaultdict(int if {} == 1 else list)\ndef f(r): return A[r]"
+    ),
+    "attribute of a function": "def f(r): return f.limit\nf.limit = {}",
     "pattern": "import re\nP = re.compile('a' * 300 + '{}')\ndef f(r): return P.match(r)",
     "builtin of an object": "f = {{'a': {}}}.get",
     "itemgetter": "import operator\nf = operator.itemgetter({})",
@@ -141,6 +164,39 @@ def test_another_process_says_the_same() -> None:
         )
         found.add(run.stdout)
     assert len(found) == 1
+
+
+def test_what_says_a_part_of_itself_alone_is_refused() -> None:
+    text = (
+        "import pyarrow as pa, pyarrow.compute as pc\nA = pc.SetLookupOptions(pa.array(range(100)))\ndef f(r): return A"
+    )
+    with pytest.raises(FlowError, match="give the stage a version="):
+        fingerprint(function_of(text))
+
+
+def test_which_watermark_counts_in_a_join_is_seen() -> None:
+    def bound(kind: str, policy: str | None) -> dict[str, str]:
+        flow = nosync.Dataflow("f")
+        left = flow.source("a", "k string, at timestamp, x bigint")
+        right = flow.source("b", "k string, bt timestamp, y bigint")
+        if kind == "interval":
+            left.join(
+                "j",
+                right,
+                on=["k"],
+                time=("at", "bt"),
+                within=("0 seconds", "5 seconds"),
+                watermark="5 seconds",
+                policy=policy,
+            )
+        else:
+            left.join_asof("j", right, on=["k"], time=("at", "bt"), watermark="5 seconds", policy=policy)
+        return {name: stage.fingerprint for name, stage in bind(flow, parse_ddl).stages.items() if name.startswith("j")}
+
+    for kind in ("interval", "as of"):
+        slowest, fastest = bound(kind, "min"), bound(kind, "max")
+        assert bound(kind, None) == slowest
+        assert all(slowest[name] != fastest[name] for name in slowest)
 
 
 def test_what_has_only_an_address_is_refused() -> None:
