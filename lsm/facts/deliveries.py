@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.facts.or_set import Element, add_element, elements, remove
+from nosync.lsm.facts.or_set import Element, add_element, elements, remove, taken_back_by
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
@@ -118,7 +118,14 @@ class DeliveryLog:
 
     def unsent(self) -> list[Element]:
         """Returns what `begin_sending` said, until it is taken back."""
-        return self._of(_UNSENT)
+        last = self.last() or 0  # of what is older, a node may have heard without that it was taken back
+        return [element for element in self._of(_UNSENT) if int(element.what) > last - _KEPT_EPOCHS]
+
+    def last_sent(self) -> int | None:
+        """Returns the newest epoch up to which all that was marked was given in full; None: there is none."""
+        last = self.last()
+        given = min([-1 if last is None else last, *(int(element.what) - 1 for element in self.unsent())])
+        return None if given < 0 else given
 
     def own(self) -> str:
         """Returns a new number for a sink's output, by which it is known again. Its record is durable when this returns."""
@@ -148,11 +155,15 @@ class DeliveryLog:
 
 
 def old_deliveries(paths: list[PurePosixPath]) -> list[PurePosixPath]:
-    """Returns, of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
+    """Returns, of the files of all registers, those of epochs so long ago that nobody asks for them: marks, and what was
+    begun, or owed, and taken back.
+    """
     newest: dict[PurePosixPath, int] = {}
-    of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_TIMELINES]
-    numbers = {path: path.name.partition("-")[0] for path in of_timelines}
+    numbers = {path: path.name.partition("-")[0] for path in paths if path.parts[0] == SINKS}
     epochs = {path: int(number) for path, number in numbers.items() if is_number(number)}
     for path, t in epochs.items():
         newest[path.parent] = max(t, newest.get(path.parent, t))
-    return [path for path, t in epochs.items() if t <= newest[path.parent] - _KEPT_EPOCHS]
+    old = [path for path, t in epochs.items() if t <= newest[path.parent] - _KEPT_EPOCHS]
+    gone = {path: taken_back_by(path) for path in old if path.parent.name in (_UNSENT, _OWED)}
+    pairs = {file for path, by in gone.items() if by in gone for file in (path, by)}
+    return [path for path in old if path.parent.name not in _NOT_TIMELINES or path in pairs]

@@ -38,6 +38,11 @@ def is_taken_back(path: PurePosixPath) -> bool:
     return path.name.endswith(_GONE)
 
 
+def taken_back_by(path: PurePosixPath) -> PurePosixPath:
+    """Returns the file that takes an element back, given that of the element."""
+    return path.with_name(path.name.removesuffix(_SUFFIX) + _GONE)
+
+
 def elements(root: Path, directory: PurePosixPath, env: Env) -> list[Element]:
     """Returns what stands in a register, and was not taken back, in order."""
     with storage_errors("list", root / directory):
@@ -66,7 +71,7 @@ def read_element(root: Path, element: Element, env: Env) -> dict[str, Any]:
 
 def remove(root: Path, element: Element, env: Env) -> PurePosixPath:
     """Takes an element back, and returns the file that says so, which is durable then. Taking back twice is fine."""
-    path = element.path.with_name(element.path.name.removesuffix(_SUFFIX) + _GONE)
+    path = taken_back_by(element.path)
     if publish_small(root, root / path, {"gone": element.path.name}, env):
         sync_published(root, root / path, env)
     return path

@@ -25,14 +25,18 @@ class PerKey:
     def __call__(self, changes: pa.Table, state: pa.Table) -> Any:
         before = {self._key_of(row): row for row in state.to_pylist()}
         grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         for row in changes.to_pylist():
-            grouped.setdefault(self._key_of(row), []).append(row)
-        for key in before:
+            key = self._key_of(row)
+            grouped.setdefault(key, []).append(row)
+            keys.setdefault(key, tuple(row[name] for name in self.key))
+        for key, row in before.items():
             grouped.setdefault(key, [])  # its timer fired
+            keys.setdefault(key, tuple(row[name] for name in self.key))
         after = []
         outputs: dict[str, list[dict[str, Any]]] = {}
-        for key, rows in grouped.items():
-            old = before.get(key)
+        for number, rows in grouped.items():
+            key, old = keys[number], before.get(number)
             values = self.fn(key, rows, None if old is None else self._without_key(old))
             if isinstance(values, tuple):
                 values, more = values
@@ -51,8 +55,18 @@ class PerKey:
         return {"state": kept, **outputs} if outputs else kept
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        # Python finds a NaN only by its identity, and Arrow makes a new one for each row.
-        return tuple(math.nan if row[name] != row[name] else row[name] for name in self.key)
+        """Returns what a dictionary finds the row's key by."""
+        return tuple(_findable(row[name]) for name in self.key)
 
     def _without_key(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.items() if name not in self.key}
+
+
+def _findable(value: Any) -> Any:
+    """Returns a value that equal values give: for lists and mappings, which have no hash, tuples."""
+    if isinstance(value, list):
+        return tuple(map(_findable, value))
+    if isinstance(value, dict):
+        return tuple((name, _findable(one)) for name, one in value.items())
+    # Python finds a NaN only by its identity, and Arrow makes a new one for each row.
+    return math.nan if isinstance(value, float) and math.isnan(value) else value

@@ -93,7 +93,8 @@ class Delivery:
             was_given = first is not None and marked is not None and first <= marked
             is_new_output = given is None and was_given and not is_begun(sink, marks)
             if first is None or is_new_output or first > next_epoch:
-                marks.begin(next_epoch if given is None else self._first_epoch())
+                # What was given and has no first epoch is of versions that did not note it.
+                marks.begin(self._first_epoch() if first is None and given is not None else next_epoch)
 
     def _catch_up(self, last: int) -> None:
         """Takes back what is of a timeline that main has left, and gives what is lacking."""

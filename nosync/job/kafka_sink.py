@@ -77,9 +77,7 @@ class KafkaSink:
         return True
 
     def last_given(self, marks: DeliveryLog) -> int | None:
-        marked, unsent = marks.last(), [int(element.what) for element in marks.unsent()]
-        given = min([-1 if marked is None else marked, *(t - 1 for t in unsent)])
-        return None if given < 0 else given
+        return marks.last_sent()
 
     def is_begun(self, marks: DeliveryLog) -> bool:
         return bool(marks.unsent())

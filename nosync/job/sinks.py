@@ -146,22 +146,27 @@ class CallbackSink:
             )
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
-        if marks.delivered(t):
+        given = self.last_given(marks)
+        if given is not None and given >= t:
             return False
         if self.guarantee == GAP:
             marks.mark(t)
             self.function(changes(), t)
-        else:
+        elif self.on_withdraw is None:
             self.function(changes(), t)
             marks.mark(t)
+        else:  # which is to hear of what a call wrote that failed, or died
+            marks.begin_sending(t)
+            self.function(changes(), t)
+            marks.take_back(marks.unsent())
         return True
 
     def last_given(self, marks: DeliveryLog) -> int | None:
-        return marks.last()
+        return marks.last_sent()
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         if marks.left_after() is None:
             return  # what is not there any more was lost, and computed again it is the same
         if self.on_withdraw is not None:
             self.on_withdraw(after)
-        marks.take_back(marks.after(after))
+        marks.take_back([*marks.after(after), *(one for one in marks.unsent() if int(one.what) > after)])

@@ -72,6 +72,61 @@ def test_a_sink_hears_of_a_rewind_by_a_job_that_did_not_have_it(
     assert [row.total for row in out.orderBy("epoch").collect()] == [1, 2, 102, 202, 302]
 
 
+@pytest.mark.parametrize("goes_on", ["the job", "another job"])
+def test_what_a_call_wrote_that_failed_is_withdrawn_by_a_rewind(
+    spark: SparkSession, store: nosync.Store, goes_on: str
+) -> None:
+    said: list[Any] = []
+    fails = [1]
+
+    def take(changes: DataFrame, t: int) -> None:
+        said.append(
+            (t, sorted(row.total for row in changes.collect() if row._change_type in ("insert", "update_postimage")))
+        )
+        if t in fails:
+            raise ConnectionError("after a part was written")
+
+    def job() -> nosync.Job:
+        sink = nosync.CallbackSink(take, on_withdraw=lambda t: said.append(f"withdraw after {t}"))
+        return nosync.Job(flow_of(), store, spark=spark, shards=1, sinks={"sums": sink})
+
+    first = job()
+    first.advance(0, given(spark, ("a", 1)))
+    with pytest.raises(ConnectionError):
+        first.advance(1, given(spark, ("a", 600)))
+    fails.clear()
+    (first if goes_on == "the job" else job_without(spark, store)).rewind(0)
+    again = first if goes_on == "the job" else job()
+    again.advance(1, given(spark, ("a", 1)))
+    assert said == [(0, [1]), (1, [601]), "withdraw after 0", (1, [2])]
+    job()
+    assert len(said) == 4, "and nothing comes twice"
+
+
+def job_without(spark: SparkSession, store: nosync.Store) -> nosync.Job:
+    return nosync.Job(flow_of(), store, spark=spark, shards=1)
+
+
+def test_a_rewind_to_before_a_sink_began_gives_it_no_older_epochs(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path
+) -> None:
+    called: list[int] = []
+    before = job_without(spark, store)
+    for t in range(3):
+        before.advance(t, given(spark, ("a", 1)))
+    sinks: dict[str, Any] = {
+        "sums": nosync.ParquetSink(tmp_path / "out"),
+        "rows": nosync.CallbackSink(lambda _, t: called.append(t)),
+    }
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1, sinks=sinks)
+    job.advance(3, given(spark, ("a", 1)))
+    job.rewind(1)
+    assert list((tmp_path / "out").glob("epoch=*")) == []
+    job.advance(2, given(spark, ("a", 1)))
+    assert [path.name for path in (tmp_path / "out").glob("epoch=*")] == ["epoch=2"]
+    assert called == [3, 2]
+
+
 @pytest.mark.parametrize(
     ("sinks", "error", "message"),
     [

@@ -167,3 +167,18 @@ def test_only_what_is_long_replaced_is_old() -> None:
         assert [path.name.partition("-")[0] for path in old_instances(files)] == ["1", "2"]
         assert sorted(path.name.partition("-")[0] for path in old_deliveries(files)) == ["0", "5"]
         assert newest_instance(root, "main", ENV) == instances[-1]
+
+
+def test_what_was_sent_long_ago_leaves_nothing_behind() -> None:
+    with nodes() as (root, _, _):
+        marks = DeliveryLog(root, "counts", "main", Refs(), ENV)
+        for t in (0, 1, 1004):
+            marks.begin_sending(t)
+            if t != 1:  # of this one the job died
+                marks.take_back(marks.unsent())
+        old = old_deliveries(register_files(root, ENV))
+        assert sorted(path.name.partition("-")[0] for path in old if path.parent.name == "_unsent") == ["0", "0"]
+        assert len({path.name.endswith(".gone.json") for path in old if path.parent.name == "_unsent"}) == 2
+        assert marks.last_sent() == 1004, "what one node has heard of alone, and is so old, was given since"
+        marks.begin_sending(1005)
+        assert marks.last_sent() == 1004

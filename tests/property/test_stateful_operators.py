@@ -6,6 +6,7 @@ Every test runs with random numbers of shards, which may change at any epoch, an
 from __future__ import annotations
 
 import datetime
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.dataflow import Dataflow
+from nosync.testing import FlowTester
 from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import Runner
@@ -430,3 +432,25 @@ def test_logs_and_states_survive_any_rescaling(epochs: list[Any], seed: int) -> 
         for t, (rows, sums) in enumerate(expected):
             assert rows_of(runner.read("l", t)) == rows
             assert state_of(runner.read("sums", t), ["k"]) == sums
+
+
+@pytest.mark.parametrize(
+    ("ddl", "keys"),
+    [
+        ("array<double>", [[1.0, None], [1.0], [math.nan], [], None]),
+        ("struct<a: double, b: array<string>>", [{"a": 1.0, "b": ["x"]}, {"a": math.nan, "b": None}, None]),
+        ("double", [math.nan, 0.5, None]),
+    ],
+)
+def test_keys_of_a_function_of_one_key_are_of_any_type(ddl: str, keys: list[Any]) -> None:
+    def counted(key: tuple[Any, ...], rows: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
+        assert repr(rows[0]["k"]) == repr(key[0])
+        return {"n": len(rows) + (state["n"] if state else 0)}
+
+    flow = nosync.Dataflow("f")
+    flow.source("rows", f"k {ddl}").update_per_key("counts", key=["k"], state="n bigint", fn=counted)
+    with FlowTester(flow, shards=2) as tester:
+        for _ in range(3):
+            tester.advance({"rows": [(key,) for key in [*keys, *keys]]})
+        found = {repr(row["k"]): row["n"] for row in tester.read("counts").to_pylist()}
+    assert found == {repr(key): 6 for key in keys}
