@@ -121,9 +121,13 @@ class Servers:
     def _watch_revoked(self) -> None:
         assert self._ways.certificates is not None, "it is started with them"
         revocations = self._ways.certificates.revocations
+        ended = frozenset[int]()  # not what look() finds new: whoever dials looks as well
         while not self._closing.wait(LOOK_EVERY_S):
-            if revocations.look():
+            revocations.look()
+            serials = revocations.serials
+            if not serials <= ended:
                 self._links.end_revoked(revocations)
+            ended = serials
 
     def stop(self) -> None:
         self._closing.set()

@@ -111,13 +111,19 @@ class Certificates:
         context = self._context(ssl.PROTOCOL_TLS_CLIENT)
         context.set_alpn_protocols(["h2"])
         host, _, port = address.rpartition(":")
-        with (
-            contextlib.suppress(OSError, ValueError),
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_TIMEOUT_S) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            found: Any = secure.getpeercert()
-            self.revocations.check_serial(int(found["serialNumber"], 16), f"the daemon at {address}")
+        try:
+            plain = socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_TIMEOUT_S)
+        except (OSError, ValueError):
+            return
+        try:
+            with plain, context.wrap_socket(plain) as secure:
+                found: Any = secure.getpeercert()
+                serial = int(found["serialNumber"], 16)
+        except (OSError, ValueError) as error:  # who does not show it may have a reason
+            raise ReplicationError(
+                f"the daemon at {address} did not show its certificate, and {len(self.revocations.serials)} are revoked: {error}"
+            ) from error
+        self.revocations.check_serial(serial, f"the daemon at {address}")
 
     def _context(self, protocol: int) -> ssl.SSLContext:
         """Returns what gRPC makes of the files, which would only say that it cannot listen where they are no good."""

@@ -85,21 +85,20 @@ class Revocations:
     def serials(self) -> frozenset[int]:
         return self._serials
 
-    def look(self) -> bool:
-        """Reads the list again if it has changed. Returns whether it revokes more than before."""
+    def look(self) -> None:
+        """Reads the list again if it has changed."""
         with self._lock:
             stamp = self._stamp()
             if stamp == self._seen:
-                return False
+                return
             try:
                 found = read_revoked(self._path)
             except ReplicationError as error:
                 log.error("the list of revoked certificates from before counts: %s", error)
                 self._seen = stamp
-                return False
-            self._seen, before, self._serials = stamp, self._serials, found
+                return
+            self._seen, self._serials = stamp, found
             log.warning("%s names %d certificates", self._path, len(found))
-            return bool(found - before)
 
     def check(self, pem: bytes, whose: str) -> None:
         """Raises ReplicationError where a certificate is revoked."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.replication.transport.certs import make_certificates, revoke
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
-from nosync.replication.transport.revocation import REVOKED, Revocations, read_revoked, serial_of
+from nosync.replication.transport.revocation import LOOK_EVERY_S, REVOKED, Revocations, read_revoked, serial_of
 from nosync.testing.daemon_cluster import eventually, running
 from tests.helpers.daemons import publish
 
@@ -52,7 +56,7 @@ def test_a_damaged_list_is_refused_at_the_start_and_changes_nothing_later(tmp_pa
     revoke(tmp_path, ["n1"])
     revocations = Revocations(tmp_path)
     (tmp_path / REVOKED).write_text(f"ab\n{text}\n")
-    assert not revocations.look()
+    revocations.look()
     assert len(revocations.serials) == 1
     with pytest.raises(ReplicationError, match=rf"{REVOKED}, line 2"):
         Certificates.of_directory(tmp_path, "n1")
@@ -105,3 +109,37 @@ def test_daemons_refuse_the_revoked_without_a_restart(tmp_path: Path, node: str)
         with daemons.open(other) as store:
             publish(store, 2)
             assert store.safe_point() == 1, "nothing goes over any more"
+
+
+def test_a_link_of_the_revoked_is_ended_also_while_another_node_is_dialled(tmp_path: Path) -> None:
+    """Who dials reads the list as well, and twice a second while a peer is away."""
+    tls, of_thief = tmp_path / "tls", tmp_path / "thief"
+    make_certificates(tls, ["n1", "n2", "n3"])
+    shutil.copytree(tls, of_thief)  # it does not get the list
+    with running(tmp_path / "nodes", ("n1", "n2", "n3"), replicas=2, start=()) as daemons:
+        daemons.start("n1", "--tls", str(tls))
+        daemons.start("n2", "--tls", str(of_thief))
+        for _ in range(3):
+            (tls / REVOKED).unlink(missing_ok=True)
+            time.sleep(2 * LOOK_EVERY_S)  # nothing says when the daemon has seen that
+            eventually("they are linked", lambda: daemons.peer("n1", "n2").state == "up")
+            revoke(tls, ["n2"])
+            eventually("it is ended", lambda: daemons.peer("n1", "n2").state in ("away", "refused"))
+
+
+def test_a_daemon_that_shows_no_certificate_is_not_dialled(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["n1", "n2"])
+    revoke(tmp_path, ["n2"])
+    certificates = Certificates.of_directory(tmp_path, "n1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def hang_up() -> None:
+            server.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(ReplicationError, match=r"did not show its certificate, and 1 are revoked"):
+            certificates.check_server(address)
+        thread.join()
+    certificates.check_server(address)  # nobody listens: the call says so
