@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 from nosync.lsm.errors import ReplicationError
 from nosync.replication.daemon.shared_replica import SharedReplica
 from nosync.replication.protocol.file_names import FileName
 
-_CONFLICT = "conflict "
+_CONFLICT, _MORE = "conflict ", "more conflicts"
+_MOST_TOLD = 1000
+"""So many are told one by one: who asks for the status gets all of it in one message."""
 
 
 class Conflicts:
@@ -42,16 +46,21 @@ class Conflicts:
         """Says in the node's problems which conflicts there are now."""
         with self._shared.lock:
             conflicts, discarded = self._replica.copies.conflicts(), self._replica.copies.discarded_elsewhere()
+        told = {
+            _CONFLICT
+            + name: f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as "
+            "well, or wait for the node whose contents count"
+            for name, node in itertools.islice(discarded.items(), _MOST_TOLD)
+        }
+        told |= {
+            _CONFLICT
+            + name: f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
+            "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
+            for name, (node, ours, theirs) in itertools.islice(conflicts.items(), _MOST_TOLD)
+        }
+        if rest := len(conflicts.keys() | discarded.keys()) - len(told):
+            told[_MORE] = f"{rest:,} files more: nosync conflicts lists all"
         for name in list(self._problems):  # in one go: other threads change it
-            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *discarded}:
+            if (name.startswith(_CONFLICT) or name == _MORE) and name not in told:
                 self._problems.pop(name, None)
-        for name, node in discarded.items():
-            self._problems[_CONFLICT + name] = (
-                f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
-                "wait for the node whose contents count"
-            )
-        for name, (node, ours, theirs) in conflicts.items():
-            self._problems[_CONFLICT + name] = (
-                f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
-                "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
-            )
+        self._problems.update(told)
