@@ -19,6 +19,10 @@ def host_of(address: str) -> str:
         raise ReplicationError(f"address {address!r} is not HOST:PORT, with a port up to 65535")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ReplicationError(f"address {address!r}: write an IPv6 address as [{host}]:{port}")
+    try:
+        host.encode("idna")
+    except UnicodeError:  # whoever looks it up would raise it
+        raise ReplicationError(f"address {address!r}: {host!r} is not the name of a host") from None
     return host.strip("[]")
 
 

@@ -80,6 +80,11 @@ def test_a_configuration_file(
         ('node = "n1"\ndata = "d"\nreplica = 2', "unknown field 'replica'; fields: node, data, listen"),
         ('node = "n1"\ndata = "d"\nreplicas = "2"', "replicas is '2', expected int"),
         ('node = "N 1"\ndata = "d"\nreplicas = 1', "'N 1' is not a node id"),
+        (f"x = {'[' * 5000}", "is no configuration"),
+        ('node = "n1"\ndata = "d"\nreplicas = 1\ntls = "x\\u0000"', "has a character of number 0"),
+        ('node = "n1"\ndata = "d"\nreplicas = 1\nsockets = "x\\u0000"', "has a character of number 0"),
+        ('node = "n1"\ndata = "d"\nreplicas = 1\ncheckpoints = {q = "x\\u0000"}', "has a character of number 0"),
+        ('node = "n1"\ndata = "d"\nreplicas = 1\nlisten = "a..b:7500"', "listen: address 'a..b:7500': 'a..b' is not"),
     ):
         file.write_text(text)
         with pytest.raises(SystemExit):
