@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from blake3 import blake3
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.node.node import Node
-from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.platform.env import Env, open_regular, storage_error, storage_errors
 from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, PINS, TIMES
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
@@ -54,13 +55,13 @@ def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.
             raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
         try:
             directory.env.fetch_whole(path)
-            held, file = _held(directory, name, path), path.open("rb")
+            held, (fd, _) = _held(directory, name, path), open_regular(path, os.O_RDONLY)
         except FileNotFoundError:
             yield from encoder.frames(NotFound(name))
             continue
         except OSError as error:
             raise storage_error("read", path, error) from error
-        with file, storage_errors("read", path):
+        with os.fdopen(fd, "rb") as file, storage_errors("read", path):
             yield from encoder.chunks(FileRequest(held), file)
 
 

@@ -62,7 +62,8 @@ class IncomingFiles:
             parts, session.incoming = session.incoming, {}
         with self._shared.lock:
             for name, part in parts.items():
-                if part.received_bytes and name not in self._parts and not self._is_stopped:
+                is_part = 0 < part.received_bytes < part.held.size_bytes
+                if is_part and name not in self._parts and not self._is_stopped:
                     part.stopped_s = self._env.monotonic_s()
                     self._parts[name] = part
                     self._replica.planner.has_part(part.held, part.received_bytes)
@@ -107,7 +108,7 @@ class IncomingFiles:
                     return
                 incoming.file.close()
             self._keep(session, incoming)
-        except NosyncError as error:
+        except (NosyncError, OSError) as error:  # whatever the disk says of one file, the link goes on
             self._refuse(session, incoming, str(error))
             return
         session.incoming.pop(name, None)
@@ -172,7 +173,8 @@ class IncomingFiles:
                 found = reader.digest
                 record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
             else:
-                text = self._env.read(incoming.path)
+                with storage_errors("read", incoming.path):
+                    text = self._env.read(incoming.path)
                 check_contents(PurePosixPath(held.name), text)
                 found = blake3(text).hexdigest()
             if found != held.digest:
@@ -196,7 +198,7 @@ class IncomingFiles:
     def _digest_of(self, session: Session, incoming: IncomingFile) -> str:
         """Returns the digest of a file that came, whose contents nobody here understands."""
         hashed = blake3()
-        with opened_regular(incoming.path, os.O_RDONLY) as (fd, _), storage_errors("read", incoming.path):
+        with storage_errors("read", incoming.path), opened_regular(incoming.path, os.O_RDONLY) as (fd, _):
             while data := os.read(fd, _READ_BYTES):
                 hashed.update(data)
                 self._is_heard(session)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import opened_regular
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.session import Counters, Session
 from nosync.replication.protocol.file_names import FileVersion
@@ -48,8 +49,11 @@ class OutgoingFiles:
             yield from encoder.frames(NotFound(held.name))  # it is said again when it came out of the bucket
             return
         try:
-            with open(self._root / held.name, "rb") as file:
-                size_bytes = os.fstat(file.fileno()).st_size
+            with (
+                opened_regular(self._root / held.name, os.O_RDONLY) as (fd, found),
+                os.fdopen(fd, "rb", closefd=False) as file,
+            ):
+                size_bytes = found.st_size
                 if size_bytes != held.size_bytes:
                     raise OSError(errno.EIO, f"the file has {size_bytes} bytes, and had {held.size_bytes}")
                 yield from encoder.chunks(request, file)

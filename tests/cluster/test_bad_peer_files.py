@@ -4,6 +4,8 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import shutil
@@ -148,3 +150,58 @@ def test_an_address_of_ipv6_has_brackets() -> None:
     assert host_of("[::1]:7501") == "::1"
     with pytest.raises(nosync.NosyncError, match=r"write an IPv6 address as \[::1\]:7501"):
         host_of("::1:7501")
+
+
+class FailsOnce(Env):
+    """Fails to read the first file that came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: Path | None = None
+
+    def read(self, path: Path) -> bytes:
+        if self.failed is None and path.parent.name == "tmp":
+            self.failed = path
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return super().read(path)
+
+
+def test_a_disk_that_fails_once_while_a_file_comes_ends_no_link(tmp_path: Path) -> None:
+    env, (one, two) = FailsOnce(), free_ports(2)
+    settings = {"sockets": tmp_path / "s"}
+    sender = Daemon(DaemonConfig("n1", tmp_path / "n1", f"127.0.0.1:{one}", {"n2": f"127.0.0.1:{two}"}, **settings))
+    receiver = Daemon(
+        DaemonConfig("n2", tmp_path / "n2", f"127.0.0.1:{two}", {"n1": f"127.0.0.1:{one}"}, **settings), env=env
+    )
+    with contextlib.ExitStack() as stack:
+        for daemon in (sender, receiver):
+            daemon.start()
+            stack.callback(daemon.stop)
+        eventually("they are linked", lambda: sender.replicator.peers()[0].state == "up")
+        with nosync.open(tmp_path / "n1") as store:
+            publish(store, 0)
+            eventually("it came all the same", lambda: store.safe_point() == 0)
+        assert env.failed is not None
+
+
+def test_an_empty_file_comes_and_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), start=("n1",)) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0)
+            store.sync()
+        layer = min((daemons.data("n1") / "layers").rglob("*.layer"))
+        layer.unlink()
+        os.mkfifo(layer)
+        kept = daemons.data("n1") / "checkpoints/q/offsets"
+        kept.mkdir(parents=True)
+        for name, contents in (("0", b"text"), ("1", b"")):
+            made = daemons.data("n1") / "tmp" / name
+            made.write_bytes(contents)
+            made.rename(kept / name)
+        daemons.start("n2")
+        there = daemons.data("n2") / "checkpoints/q/offsets"
+        eventually("both came", lambda: there.exists() and {p.name for p in there.iterdir()} == {"0", "1"})
+        assert (there / "1").read_bytes() == b""
+        for _ in range(20):
+            assert daemons.peer("n2", "n1").state == "up"
+            time.sleep(0.1)
