@@ -31,6 +31,8 @@ class Announcements:
         self._node, self._root, self._env = node, node.directory.root, node.directory.env
         self._shared, self._replica = shared, shared.replica
         self._unannounced: dict[PurePosixPath, str] = {}  # files that could not be read, and why
+        self.discards = 0
+        """How often safe points were taken back: what was asked before is not to be told."""
 
     def _held_file(self, path: PurePosixPath) -> FileVersion | None:
         """Returns what a durable manifest, or entry of the log of branches, holds."""
@@ -112,7 +114,10 @@ class Announcements:
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
-        with self._shared.lock:
+        announced = self._node.safe_points.announced()
+        with self._shared.lock:  # before peers hear that files are gone, or they would count what they were told before
+            self._replica.state.safe = dict(announced)
+            self.discards += 1
             self._replica.discard(digests, before)
 
     def safe_elsewhere(self, timeline: str) -> Epoch:

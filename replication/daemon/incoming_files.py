@@ -14,8 +14,9 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.manifests.archive import parse_name
 from nosync.lsm.model.layer import Record
-from nosync.lsm.node.metadata_checks import check_contents
+from nosync.lsm.node.metadata_checks import check_contents, first_said_otherwise
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import opened_regular, storage_errors
 from nosync.lsm.platform.file_pool import new_file
@@ -176,6 +177,7 @@ class IncomingFiles:
                 with storage_errors("read", incoming.path):
                     text = self._env.read(incoming.path)
                 check_contents(PurePosixPath(held.name), text)
+                self._check_same_history(PurePosixPath(held.name), text)
                 found = blake3(text).hexdigest()
             if found != held.digest:
                 raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
@@ -194,6 +196,25 @@ class IncomingFiles:
             self._node.note([id], record)
         else:
             self._node.note_files([PurePosixPath(held.name)])
+
+    def _check_same_history(self, path: PurePosixPath, text: bytes) -> None:
+        """Raises CorruptionError for an archive that says otherwise than the manifests here."""
+        timeline, problem = path.parent.name, f"two histories of {path.parent.name}"
+        span, differs_from = parse_name(path.name), self._replica.state.differs_from
+        t = first_said_otherwise(self._root, path, text, self._env)
+        if t is not None:
+            with self._shared.lock:
+                differs_from[timeline] = min(t, differs_from.get(timeline, t))
+            self._node.problems[problem] = (
+                f"a peer sealed other contents from epoch {differs_from[timeline]} on, and has put them into an archive: nothing "
+                "of it is taken here. Empty this node's directory to take the peer's, or the peer's to keep this one's: export "
+                "first what is wanted"
+            )
+            raise CorruptionError(f"{path}: says of epoch {t} what the manifest here does not")
+        if span is not None and span[0] <= differs_from.get(timeline, -1) <= span[1]:  # what stood here went
+            with self._shared.lock:
+                differs_from.pop(timeline, None)
+            self._node.problems.pop(problem, None)
 
     def _digest_of(self, session: Session, incoming: IncomingFile) -> str:
         """Returns the digest of a file that came, whose contents nobody here understands."""

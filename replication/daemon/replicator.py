@@ -226,11 +226,14 @@ class Replicator:
                 self._node.problems.pop(name, None)
 
     def _ask_node(self) -> None:
+        discards = self.announcements.discards
         announced, optional = self._node.safe_points.announced(), self._node.optional_stages()
         main_timeline = self._node.timelines.timeline(MAIN).id
         with self._shared.lock:
             state = self._replica.state
-            state.safe, state.optional, state.main_timeline = dict(announced), optional, main_timeline
+            state.optional, state.main_timeline = optional, main_timeline
+            if discards == self.announcements.discards:
+                state.safe = dict(announced)
 
     def _tick(self) -> None:
         self.announcements.announce_again()

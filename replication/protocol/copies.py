@@ -63,7 +63,8 @@ class Copies:
                 continue
             others = [t for name in peer.all_conflicts() if (t := first_epoch(name, timeline)) is not None]
             found = max(found, min([peer.safe.get(timeline, -1), *(t - 1 for t in others)]))
-        return found
+        differs_from = self._state.differs_from.get(timeline)
+        return found if differs_from is None else min(found, differs_from - 1)
 
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
         """Returns by peer how many files, and bytes, of ours it is missing and should hold.

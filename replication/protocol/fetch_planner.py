@@ -53,6 +53,11 @@ class FetchPlanner:
 
     def fetch(self) -> list[Effect]:
         """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
+        for peer in self._state.peers.values():
+            if (
+                peer.session is None
+            ):  # nothing is asked of it; but what it holds is counted, unless it is of another history
+                self.todo.refresh(peer)
         return [effect for peer in self._state.linked() for effect in self.fetch_from(peer)]
 
     def fetch_from(self, peer: Peer) -> list[Effect]:
@@ -74,7 +79,12 @@ class FetchPlanner:
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
         peer = state.by_session.get(session)
-        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not state.placement.is_replica(name):
+        if (
+            peer is None
+            or held.size_bytes > PUSH_FILE_BYTES
+            or not state.placement.is_replica(name)
+            or state.is_of_another_history(name)
+        ):
             return False
         if not self._wants(peer, held):
             return False

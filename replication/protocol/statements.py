@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable
 
 from nosync.replication.protocol.fetch_planner import FetchPlanner
-from nosync.replication.protocol.file_names import FileVersion
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
     Change,
     Effect,
@@ -21,7 +21,7 @@ from nosync.replication.protocol.messages import (
     Summary,
 )
 from nosync.replication.protocol.peer import Peer
-from nosync.replication.protocol.state import ReplicaState
+from nosync.replication.protocol.state import ReplicaState, first_epoch
 
 Statement = Summary | Have | Change | Heartbeat
 
@@ -100,7 +100,7 @@ class Statements:
         if self._state.main_timeline in safe.keys() - peer.safe.keys():
             peer.dirty |= peer.todo.keys()  # what of it is safe was not known yet
             peer.queue = []
-        peer.safe |= safe
+        peer.safe = dict(safe)  # all that it tells: a safe point that it took back is not among them
 
     def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
         """Groups that hash to what is known stay, or are what this node holds itself; the names in the others are asked
@@ -145,9 +145,21 @@ class Statements:
             peer.holds.add(held)
         for name in change.gone:
             peer.holds.discard(name)
+            if name.layer is None and not peer.holds.has_archived(name):
+                _distrust(peer, name)
         peer.touched((*(held.name for held in added), *change.gone))
         peer.has_dropped(change.gone)
         return []
+
+
+def _distrust(peer: Peer, name: FileName) -> None:
+    """A peer has a file no more. Where that is a manifest, what it told of its epoch, or of later ones, may have been of
+    other contents, until it tells its safe points again.
+    """
+    for timeline, safe in peer.safe.items():
+        t = first_epoch(name, timeline)
+        if t is not None and t <= safe:
+            peer.safe[timeline] = t - 1
 
 
 def _holds_now(peer: Peer, group: str, held: Iterable[FileVersion]) -> None:

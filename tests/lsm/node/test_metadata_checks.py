@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.lsm.errors import CorruptionError, NosyncError
-from nosync.lsm.node.metadata_checks import check_contents
+from nosync.lsm.node.metadata_checks import check_contents, first_said_otherwise
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import seal_json
 from nosync.replication.protocol.file_names import FileName, FileVersion
+from tests.conftest import OpenStore
 from tests.helpers.depth import examples
 from tests.helpers.receiver import Receiver
 
@@ -138,3 +141,34 @@ def test_an_archive_whose_lines_are_not_epochs_is_refused() -> None:
     for runs in ([], [run | {"first": 1}], [run | {"traces": [["s", "f", "x", 0, 1]]}], [run, run]):
         with pytest.raises(CorruptionError, match="not an archive"):
             check_contents(path, seal_json(head | {"runs": runs}, line * 2))
+
+
+def test_an_archive_of_another_history_is_told_from_the_manifests_here(open_store: OpenStore) -> None:
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=4)
+    mine, same, other = (open_store(name, settings=settings) for name in ("mine", "same", "other"))
+    for t in range(14):
+        for store, value in ((mine, t), (same, t), (other, t if t < 6 else -t)):
+            one_more_with(store, t, value)
+    for store in (same, other):
+        store.sync()
+        assert isinstance(store.node, Node)
+        for _ in range(2):
+            store.node.archive_manifests()
+    archives = sorted((other.directory.root / "manifests/main").glob("*-*.json"))
+    assert [path.name for path in archives] == ["0-3.json", "4-7.json"]
+
+    def found(store: nosync.Store, name: str) -> int | None:
+        path = PurePosixPath("manifests/main", name)
+        text = (store.directory.root / path).read_bytes()
+        return first_said_otherwise(mine.directory.root, path, text, Env())
+
+    assert [found(same, path.name) for path in archives] == [None, None]
+    assert [found(other, path.name) for path in archives] == [None, 6]
+    assert found(other, "13.json") is None, "single ones are compared by their digests"
+    (mine.directory.root / "manifests/main/6.json").write_text("damaged")
+    assert found(other, "4-7.json") == 7
+
+
+def one_more_with(store: nosync.Store, t: int, value: int) -> None:
+    store.append("counts", t=t, rows=pa.table({"k": [1], "v": [value]}), key=["k"])
+    store.seal(t)

@@ -441,3 +441,56 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     before = coming[: max(coming.index(one) for one in (*late, manifests[1]))]
     comes_after_history = any(one in history and one not in first for one in before)
     assert comes_after_history == (knows not in ("at first", "by a heartbeat"))
+
+
+def test_a_safe_point_that_was_taken_back_counts_no_more() -> None:
+    """Of a peer that gave up its epochs: at once, and also where it has none left to tell."""
+    pair = Pair()
+    n1, n2 = pair.nodes[N1], pair.nodes[N2]
+    files = [manifest(t) for t in range(4)]
+    pair.holds(N2, *files)
+    n2.state.safe = {"main": 3}
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert n1.copies.safe_elsewhere("main") == 3
+    pair.drop(N2, *(file.name for file in files[2:]))
+    assert n1.copies.safe_elsewhere("main") == 1, "before it is told again"
+    n2.state.safe = {}
+    pair.drop(N2, *(file.name for file in files[:2]))
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert n1.copies.safe_elsewhere("main") == -1
+
+
+def test_manifests_that_go_into_an_archive_take_nothing_back() -> None:
+    pair = Pair()
+    pair.holds(N2, *(manifest(t) for t in range(4)))
+    pair.nodes[N2].state.safe = {"main": 3}
+    pair.pass_s(2 * HEARTBEAT_S)
+    pair.holds(N2, manifest(0, 3))
+    pair.holds(N2, gone=tuple(manifest(t).name for t in range(4)))
+    assert pair.nodes[N1].copies.safe_elsewhere("main") == 3
+
+
+def test_a_peer_that_is_away_and_has_other_contents_holds_no_copy() -> None:
+    pair = Pair()
+    n1 = pair.nodes[N1]
+    merged = FileVersion(
+        FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(0), pack(4)))), "other", LOADED_BYTES
+    )
+    theirs = [FileVersion(manifest(t).name, f"other{t}", 1) for t in range(4)]
+    n1.received(SESSION, Change(1, (merged, *theirs)))
+    n1.disconnected(SESSION)
+    for t in range(4):
+        n1.holds([held(t), manifest(t)])
+    assert n1.copies.conflicts().keys() >= {manifest(t).name for t in range(4)}
+    assert [n1.copies.of(held(t).name, f"d{t}") for t in range(4)] == [1, 1, 1, 1]
+
+
+def test_nothing_is_fetched_of_a_history_that_an_archive_is_of() -> None:
+    pair = Pair()
+    n1 = pair.nodes[N1]
+    n1.state.differs_from = {"main": 2}
+    pair.holds(N2, *(held(t) for t in range(4)), manifest(5), manifest(0, 1), manifest(2, 3), manifest(6, 7))
+    pair.nodes[N2].state.safe = {"main": 3}
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert set(pair.has(N1)) == {held(0), held(1), manifest(0, 1), manifest(2, 3)}
+    assert n1.copies.safe_elsewhere("main") == 1
