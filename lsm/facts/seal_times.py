@@ -133,6 +133,16 @@ class SealTimes:
                 found[t] = time if t not in found else found[t].combined(time)
         return dict(sorted(found.items()))
 
+    def damaged(self, timeline: str) -> list[CorruptionError]:
+        """Returns an error for each damaged file of a timeline."""
+        errors: list[CorruptionError] = []
+        for path in self._listed(timeline):
+            try:
+                self._times_in(path)
+            except CorruptionError as error:
+                errors.append(error.of_file(self._root / path))
+        return errors
+
     def newest(self, timeline: str) -> Epoch | None:
         """Returns the newest epoch of a timeline that a file is of, as names say; None where there is none."""
         return max((named.last for named in self._listed(timeline).values()), default=None)

@@ -79,14 +79,21 @@ class Epochs:
             self._problems[_TIMES_PROBLEM] = str(error)
 
     def recall_times(self) -> None:
-        """Takes the times of the newest epochs from their files, where a crash came before they were published."""
+        """Takes the times of epochs of which no file says one from the files of their manifests: a crash came before
+        they were published, or they are lost. Those from before the first that is known are of a version that had none.
+        """
+        root, env = self._sealer.directory.root, self._sealer.directory.env
         for branch in self._timelines.refs.names:
-            manifests, env = self._timelines.manifests(branch), self._sealer.directory.env
-            timeline, known = manifests.timeline, self._times.newest(manifests.timeline)
-            for t in range(known + 1, (manifests.last_own or -1) + 1) if known is not None else ():
-                path = self._sealer.directory.root / MANIFESTS / timeline / f"{t}.json"
-                if env.exists(path):
-                    self._times.note(timeline, t, at_us=env.identity(path).written_ns // 1000)
+            manifests = self._timelines.manifests(branch)
+            times = self._times.of_timeline(manifests.timeline)
+            later_us: int | None = None
+            for t in reversed([t for t in manifests.own() if times and t > min(times)]):
+                path = root / MANIFESTS / manifests.timeline / f"{t}.json"
+                if t not in times and env.exists(path):
+                    written_us = env.identity(path).written_ns // 1000
+                    # A copy of the store has newer files; but no epoch is sealed after the one that follows it.
+                    self._times.note(manifests.timeline, t, at_us=min(written_us, later_us or written_us))
+                later_us = times[t].sealed_us if t in times else later_us
 
     def conflict(self, error: DeterminismError, branch: str) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""

@@ -111,8 +111,12 @@ class Quarantine:
     def put_files(self, errors: Sequence[CorruptionError]) -> None:
         """Sets the manifests aside of which these errors tell."""
         for error in errors:
-            assert error.path is not None, "of a file that was listed"
-            self.put_file(error.path, "manifest", error)
+            self.put_damaged(error, "manifest")
+
+    def put_damaged(self, error: CorruptionError, prefix: str) -> None:
+        """Sets the file aside of which an error tells."""
+        assert error.path is not None, "of a file that was listed"
+        self.put_file(error.path, prefix, error)
 
     def put_file(self, path: Path, prefix: str, error: NosyncError) -> None:
         """Sets a file aside, under a name that begins with `prefix`."""

@@ -52,10 +52,14 @@ class EpochTimes:
         """
         times = self.of_branch(timelines, branch)
         reached = list(itertools.accumulate((time.sealed_us for time in times.values()), max))
-        at = bisect.bisect_right(reached, us)
+        at, epochs, manifests = bisect.bisect_right(reached, us), [*times], timelines.manifests(branch)
         if at:
-            return [*times][at - 1]
-        manifests = timelines.manifests(branch)
+            if at < len(epochs) and (lost := epochs[at - 1] + 1) != epochs[at] and lost in manifests:
+                raise NotAvailableError(
+                    f"branch {branch}, as of {shown_time(us)}: that is epoch {lost - 1} or a later one, for the time of epoch "
+                    f"{lost} is lost. Give the number of an epoch"
+                )
+            return epochs[at - 1]
         if before_first is not None and times and manifests.first == next(iter(times)):
             return before_first
         raise NotAvailableError(_nothing_at(branch, us, times, manifests))

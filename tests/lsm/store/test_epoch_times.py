@@ -198,6 +198,32 @@ def test_status_says_when_and_a_damaged_time_is_in_nobodys_way(tmp_path: Path) -
             reader.read("counts", "2026-07-04T14:00")
 
 
+@pytest.mark.parametrize("how", ["torn", "removed"])
+def test_a_time_that_is_lost_is_that_of_the_manifest_and_never_another_epoch(tmp_path: Path, how: str) -> None:
+    root = tmp_path / "s"
+    store, clock = hourly(root, 6)
+    store.close()
+    bad = next((root / "times" / "main").glob("3-*"))
+    bad.write_bytes(b"") if how == "torn" else bad.unlink()
+    at_s = (NOON_US + 3 * HOUR_US) // SECOND_US
+    if how == "removed":
+        with nosync.open(root, read_only=True) as reader:
+            assert reader.epoch_as_of("2026-07-04T13:30") == 1
+            assert reader.epoch_as_of("2026-07-04T17:30") == 5
+            with pytest.raises(
+                NotAvailableError, match="that is epoch 2 or a later one, for the time of epoch 3 is lost"
+            ):
+                reader.epoch_as_of("2026-07-04T15:30")
+    for at in (at_s, at_s + 9 * 3600):  # and in a copy of the store
+        os.utime(root / "manifests" / "main" / "3.json", (at, at))
+        with opened(root, clock) as store:
+            assert store.epoch_as_of("2026-07-04T14:30") == 2
+            assert store.epoch_as_of("2026-07-04T16:30") == 4
+            store.sync()
+            assert store.verify().ok
+        next((root / "times" / "main").glob("3-*")).unlink()
+
+
 # --- what is not written yet ------------------------------------------------------------------------------------------
 
 
