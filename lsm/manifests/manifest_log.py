@@ -265,9 +265,8 @@ def list_timeline(root: Path, timeline: str, env: Env) -> tuple[set[str], set[Ep
     """Returns the names of a timeline's archives, and the epochs that have files of their own."""
     names = env.list_dir(root / MANIFESTS / timeline)
     archives = {name for name in names if parse_name(name)}
-    return archives, {
-        Epoch(int(stem)) for name in names if is_number(stem := name.removesuffix(".json")) and int(stem) <= MAX_EPOCH
-    }
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    return archives, {Epoch(int(stem)) for stem in stems if is_number(stem) and int(stem) <= MAX_EPOCH}
 
 
 def read_manifest_log(sealed: ManifestLog, root: Path, env: Env) -> list[CorruptionError]:

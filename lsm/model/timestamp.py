@@ -67,8 +67,10 @@ def show_as_of(time: Time) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a text is a number as nosync writes it. `isdigit` alone takes superscripts, which `int` does not."""
-    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    """Returns whether a text is a number as nosync writes it, without zeros before it. `isdigit` alone takes superscripts,
+    which `int` does not.
+    """
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != "0" or text == "0")
 
 
 def parse(text: str) -> Time:

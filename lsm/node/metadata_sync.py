@@ -81,6 +81,9 @@ class MetadataSync:
         with self._lock:
             durable = sorted(self._durable & gone)
             self._durable -= gone
+            self._doubtful -= gone
+            for path in gone:  # nothing is wrong with it any more
+                self._problems.pop(str(path), None)
             self._waiting = {path: None for path in self._waiting if path not in gone}
         return durable
 

@@ -144,7 +144,7 @@ class _Copy:
             return str(error)
         if timelines.errors:
             return str(timelines.errors[0])
-        if len(self._env.list_dir(self._source.root / BRANCHES)) > timelines.refs.entries:
+        if self._env.exists(self._source.root / BRANCHES / f"{timelines.refs.entries + 1}.json"):
             return "branches change"
         problem = log_problem(timelines, root, self._env)
         if problem is not None:

@@ -164,6 +164,7 @@ class Store(StoreReader):
         last = self.last_sealed()
         if last is None and t == BEFORE_FIRST_EPOCH:
             self.node.release_first_attempt()
+            self._appended = Appended(self.directory)  # the next attempt may have other columns
             return None
         pack(t)
         if last is None or not self.since() <= t <= last:

@@ -432,3 +432,18 @@ def test_what_was_appended_before_anything_was_sealed_counts(tmp_path: Path) -> 
     store.sync()
     assert store.safe_point() == 2
     store.close()
+
+
+def test_a_manifest_whose_fsync_failed_and_that_went_then_is_no_problem_any_more(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    one_more(store, 4)
+    env.fail("sync_file", errno.ENOSPC, matches=lambda path: path.name == "4.json")
+    with pytest.raises(nosync.NosyncError):
+        store.sync()
+    assert any("4.json" in name for name in store.status().problems)
+    store.rewind(3, keep_as="")
+    one_more(store, 4)
+    store.sync()
+    assert store.status().problems == {}

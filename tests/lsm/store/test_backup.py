@@ -183,3 +183,23 @@ def test_a_whole_layer_that_its_epoch_does_not_list_is_told(open_store: OpenStor
         assert "epoch 2 of main lists" in error
     with pytest.raises(nosync.CorruptionError, match="the copy is not whole: .*epoch 2 of main lists"):
         backup(tmp_path / "a", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("name", ["manifests/main/007.json", "manifests/main/2", "branches/01.json", "branches/README"])
+def test_a_stray_file_that_is_named_like_one_of_a_stores_is_passed_over(
+    open_store: OpenStore, tmp_path: Path, name: str
+) -> None:
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(3))
+    store.node.create_branch("b", "main", 1)
+    store.sync()
+    store.close()
+    root = store.directory.root
+    (root / name).write_text("hello")
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(3, 5))
+    assert (store.safe_point(), store.status().problems, store.verify().errors) == (4, {}, ())
+    store.close()
+    backup(root, tmp_path / "copy")
+    with nosync.open(tmp_path / "copy", read_only=True) as copy:
+        assert sorted(copy.branches()) == ["b", "main"]

@@ -171,3 +171,13 @@ def test_a_lost_layer_of_a_sealed_epoch_comes_back_only_as_it_was(open_store: Op
     store.append("counts", t=3, rows=words(a=3, w3=1))
     store.sync()
     assert (store.missing(), store.safe_point(), snapshot(store)) == ([], 3, before)
+
+
+def test_a_first_attempt_that_was_rewound_may_have_had_other_columns(open_store: OpenStore) -> None:
+    store = open_store()
+    store.append("c", t=0, rows=pa.table({"k": [1], "v": ["text"]}), key=["k"])
+    for rows, key in ((pa.table({"k": [1], "v": [1.5]}), ["k"]), (pa.table({"k": [1], "v": ["x"]}), ["v"])):
+        store.rewind(-1)
+        store.append("c", t=0, rows=rows, key=key)
+    store.seal(0)
+    assert store.read("c").to_pylist() == [{"v": "x", "k": 1}]
