@@ -220,18 +220,28 @@ def run_of(manifest: Manifest) -> Run | None:
 def group_to_archive(epochs: Sequence[Epoch], until: int, size: int, layers: Callable[[Epoch], int]) -> range | None:
     """Returns the oldest whole, aligned group of epochs up to `until`; None where there is none.
 
-    `epochs`: those with a file of their own, in order. `layers(t)`: how many layers an epoch lists. `size`: of a group.
+    `epochs`: those with a file of their own, in order. `layers(t)`: how many layers an epoch lists (`weight_of`). `size`: of
+    a group.
     """
     there = set(epochs)
-    for base in dict.fromkeys(t // size * size for t in epochs if t <= until):
+    first_of: dict[int, Epoch] = {}
+    for t in epochs:
+        if t <= until:
+            first_of.setdefault(t // size * size, t)
+    for base, oldest in first_of.items():  # a part of the group may be in an archive already
         step = size
-        while step > _SMALLEST and base in there and layers(Epoch(base)) * step > MOST_LAYERS:
+        while step > _SMALLEST and layers(oldest) * step > MOST_LAYERS:
             step = max(_SMALLEST, step // 10)
         for first in range(base, base + size, step):
             group = range(first, min(first + step, base + size))
             if group[-1] <= until and there.issuperset(group):
                 return group
     return None
+
+
+def weight_of(manifest: Manifest) -> int:
+    """Returns how many layers a manifest lists, or as many as have the bytes of what its writer noted."""
+    return max(len(manifest.entries), len(canonical(dict(manifest.meta))) * MOST_LAYERS // MOST_ARCHIVE_BYTES)
 
 
 def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Archive | None:
@@ -258,7 +268,13 @@ def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Arch
     head = {"line": before.timeline, "first": runs[0]["first"], "last": before.last, "runs": runs}
     archive = Archive(before.timeline, head["first"], head["last"], tuple(_runs(head)))
     text, final = seal_json(head, "".join(f"{line}\n" for line in lines).encode()), root / archive.path
+    if len(text) > MOST_ARCHIVE_BYTES:
+        return None
     if publish_text(root, final, text, env) is None and read_if_there(final, env) != text:
         raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")
     sync_published(root, final, env)
     return archive
+
+
+MOST_ARCHIVE_BYTES = 64 << 20
+"""An archive has so many bytes at most, far fewer than what is read whole may have. Larger groups are not put together."""

@@ -5,6 +5,7 @@ Reading needs no lock on the directory, so a read-only store has the same view a
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
-from nosync.lsm.manifests.archive import Archive, group_to_archive, publish_archive
+from nosync.lsm.manifests.archive import Archive, group_to_archive, publish_archive, weight_of
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE, ChangedStages, Refs, Timeline, append, creation
 from nosync.lsm.manifests.known import Known
 from nosync.lsm.manifests.manifest import Manifest
@@ -25,6 +26,8 @@ from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
+
+log = logging.getLogger("nosync")
 
 
 class Timelines:
@@ -282,7 +285,7 @@ class Timelines:
         """
         with self._lock:
             sealed = self._known.log(branch)
-            group = group_to_archive(sealed.singles(), until, size, lambda t: len(sealed[t].entries))
+            group = group_to_archive(sealed.singles(), until, size, lambda t: weight_of(sealed[t]))
             manifests = [sealed[Epoch(t)] for t in group or ()]
         archive = publish_archive(self._root, manifests, self._env) if manifests else None
         if archive is None:
@@ -304,7 +307,12 @@ class Timelines:
             for t in sorted(t for t in epochs if sealed.archive_at(t) is not None):
                 path = PurePosixPath(MANIFESTS, sealed.timeline, f"{t}.json")
                 try:
-                    if read_manifest(self._root, sealed.timeline, t, self._env) != sealed[t]:
+                    stands = sealed[t]
+                except CorruptionError as error:  # of the archive: what lies beside it is all there is
+                    log.error("%s stays: %s", path, error)
+                    continue
+                try:
+                    if read_manifest(self._root, sealed.timeline, t, self._env) != stands:
                         raise CorruptionError(
                             f"{self._root / path}: says otherwise than the archive that stands for it"
                         )

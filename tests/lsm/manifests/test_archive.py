@@ -18,7 +18,7 @@ from nosync.lsm.manifests.archive import Archive, Run, group_to_archive, publish
 from nosync.lsm.manifests.completeness import is_whole
 from nosync.lsm.manifests.manifest import Content, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
-from nosync.lsm.model.layer import Digest
+from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
@@ -359,7 +359,7 @@ def test_a_damaged_archive_is_set_aside_and_said(open_store: OpenStore) -> None:
         (range(3000), 2999, 51, range(100)),
         (range(3000), 2999, 5000, range(10)),
         (range(3000), 2999, 10**6, range(10)),
-        (range(10, 3000), 2999, 5000, range(1000, 1010)),
+        (range(10, 3000), 2999, 5000, range(10, 20)),
         ([], 0, 1, None),
     ],
 )
@@ -380,3 +380,29 @@ def test_without_archives_each_epoch_keeps_its_file(open_store: OpenStore) -> No
     store.sync()
     archive_all(store)
     assert files(store) == [f"{t}.json" for t in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("note_bytes", "archives"), [(100, ["0-19.json"]), (2000, ["0-9.json", "10-19.json"]), (9000, [])]
+)
+def test_an_archive_is_no_larger_than_what_is_read_whole(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, note_bytes: int, archives: list[str]
+) -> None:
+    monkeypatch.setattr("nosync.lsm.manifests.archive.MOST_ARCHIVE_BYTES", 30_000)
+    few = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=20)
+    store = open_store(settings=few)
+    for t in range(42):
+        store.append("counts", t=t, rows=words(a=t), key=["word"])
+        id = LayerId(TraceId("counts", "raw", Shard(0)), Description.of_epoch(t))
+        store.node.seal(t, [id], meta={"note": "x" * note_bytes})
+    store.sync()
+    assert isinstance(store.node, Node)
+    for _ in range(4):
+        store.node.archive_manifests()
+    found = sorted(path.name for path in (store.directory.root / "manifests/main").glob("*-*.json"))
+    assert found[: len(archives)] == archives
+    assert bool(found) == bool(archives)
+    store.close()
+    store = open_store(settings=few)
+    assert store.read("counts", 3)["n"].to_pylist() == [3]
+    assert (store.safe_point(), store.status().problems, store.verify().errors) == (41, {}, ())
