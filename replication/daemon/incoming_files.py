@@ -32,6 +32,8 @@ log = logging.getLogger("nosync.replication")
 PART_KEPT_S = 600.0
 _READ_BYTES = 8 << 20
 _NOT_KEPT = "files that come from peers"
+_MOST_INCOMING = 64
+"""So many files may come in one session at a time. Peers send one after the other; each takes a descriptor."""
 
 
 class IncomingFiles:
@@ -91,6 +93,9 @@ class IncomingFiles:
                 is_taken = self._replica.planner.accepts(session.id, chunk.held)
             if not is_taken:
                 return  # discarded meanwhile, or not wanted
+            if len(session.incoming) >= _MOST_INCOMING:
+                oldest = next(iter(session.incoming.values()))
+                self._refuse(session, oldest, f"{_MOST_INCOMING} others began before it was whole")
             incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
             if incoming is None:
                 if chunk.offset:  # what this is the rest of is gone: all of it is asked for again

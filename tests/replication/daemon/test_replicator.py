@@ -452,3 +452,14 @@ def test_a_disk_that_is_full_where_files_arrive_is_told_until_it_is_not(
     assert receiver.node.problems == {}
     receiver.node.sync()
     assert receiver.durable == [held.name]
+
+
+def test_files_that_begin_and_never_end_take_few_descriptors(tmp_path: Path) -> None:
+    receiver = Receiver(tmp_path / "s")
+    receiver.announce()
+    for number in range(200):
+        chunk = pb.Chunk(name=f"pins/p-{number}.json", digest="a" * 64, offset=0, size_bytes=60_000, data=b"x")
+        receiver.receive(pb.Frame(chunk=chunk))
+    assert len(receiver.session.incoming) == 64
+    assert len(list((tmp_path / "s" / "tmp").iterdir())) == 64
+    assert "pins/p-199.json" in receiver.session.incoming, "those that began last go on"
