@@ -293,8 +293,9 @@ def creation(refs: Refs, name: str, parent: str, at: int, stages: ChangedStages 
         )
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
+    own = "branch-rewind" if name == "rewind" else name[:48]  # a rewind of main makes timeline rewind-<n>
     entry = {
-        "do": CREATE, "name": name, "line": f"{name[:48]}-{refs.entries + 1}", "parent": parent, "at": at,
+        "do": CREATE, "name": name, "line": f"{own}-{refs.entries + 1}", "parent": parent, "at": at,
         "changed": sorted(stages.changed), "own_states": True, "anew": sorted(stages.anew),
     }  # fmt: skip
     if stages.replaced:

@@ -100,3 +100,9 @@ def test_a_branch_says_what_it_replaces_and_versions_that_do_not_know_it_refuse(
         store.node.create_branch("try", "main", 3, ChangedStages(("counts",), ("counts",), ("counts",)))
     with nosync.open(tmp_path / "store", read_only=True) as again:
         assert again.branches()["try"].replaced == ("counts",)
+
+
+def test_a_branch_that_is_named_like_a_rewind_has_no_timeline_of_one() -> None:
+    """Repair takes a timeline `rewind-<n>` for what main is since."""
+    assert creation(Refs(), "rewind", "main", 3)["line"] == "branch-rewind-1"
+    assert creation(Refs(), "rewind-1", "main", 3)["line"] == "rewind-1-1"
