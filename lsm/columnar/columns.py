@@ -44,7 +44,18 @@ def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """Returns one contiguous array, without a copy where there is only one chunk."""
     if isinstance(column, pa.Array):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column.chunk(0) if column.num_chunks == 1 else joined(column.chunks, column.type)
+
+
+def joined(arrays: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
+    """Returns arrays of a type as one. Raises SchemaError where that has more bytes than Arrow can number."""
+    try:
+        return pa.concat_arrays([*arrays] or [pa.nulls(0, type_)])
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            f"a column of {type_} has more than 2 GiB of values in one piece: record, or ask for, fewer rows at a time or "
+            f"fewer columns; or make it large_{type_} ({error})"
+        ) from error
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
@@ -105,7 +116,7 @@ def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa
         taken = [take(batch.column(i), rows) for batch, rows, _ in pieces]
         came_from = np.empty(n, dtype=np.int64)
         came_from[np.concatenate([to for _, _, to in pieces] or [came_from])] = np.arange(n)
-        columns.append(take(pa.concat_arrays([*taken, pa.nulls(0, field.type)]), came_from))
+        columns.append(take(joined([*taken, pa.nulls(0, field.type)], field.type), came_from))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import Bools, conform, take_batch, unify_schemas
+from nosync.lsm.columnar.columns import Bools, conform, joined, take_batch, unify_schemas
 from nosync.lsm.columnar.hashing import HASH_BITS, U32
 from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.layers.reader import Block, LayerReader
@@ -198,7 +198,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.R
         return batches[0]
     if not batches:
         return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
-    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(len(schema))]
+    columns = [joined([batch.column(i) for batch in batches], schema.field(i).type) for i in range(len(schema))]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from nosync.lsm.columnar.columns import as_array, joined
 from nosync.lsm.errors import SchemaError
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
@@ -97,3 +98,14 @@ def test_rows_in_stored_order_are_written_as_rows_in_any_order(name: str, tmp_pa
         layer = arrange(case, ("key",), whose="", hashes=of_case)
         digests.add(LayerDirectory(tmp_path / str(n), 128).publish(id, layer).digest)
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary()])
+def test_more_values_than_one_piece_can_have_are_told(type_: pa.DataType) -> None:
+    size_bytes = 1_500_000_000  # of zeros, of which no page is touched
+    offsets = pa.py_buffer(np.array([0, size_bytes], np.int32).tobytes())
+    half = pa.Array.from_buffers(type_, 1, [None, offsets, pa.py_buffer(np.zeros(size_bytes, np.uint8))])
+    for join in (lambda: joined([half, half], type_), lambda: as_array(pa.chunked_array([half, half]))):
+        with pytest.raises(SchemaError, match=f"more than 2 GiB of values.*make it large_{type_}"):
+            join()
+    assert joined([], type_).to_pylist() == []
