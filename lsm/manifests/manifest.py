@@ -237,3 +237,8 @@ class Histories:
 
     def all(self) -> dict[str, History]:
         return {stage: tuple(spans) for stage, spans in self._spans.items()}
+
+
+def digest_listed(manifest: Manifest | None, id: LayerId) -> Digest | None:
+    """Returns the digest of a layer that a manifest lists; None where there is no manifest, or it does not list it."""
+    return next((entry.digest for entry in manifest.entries if entry.id == id), None) if manifest else None

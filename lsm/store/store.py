@@ -26,7 +26,7 @@ from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
-from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.manifests.manifest import Manifest, digest_listed
 from nosync.lsm.manifests.remembered import Remembered
 from nosync.lsm.model.layer import Description, LayerId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack
@@ -116,9 +116,7 @@ class Store(StoreReader):
         schema = pa.schema([f for f in arranged.batch.schema if f.name not in BOOKKEEPING])
         if known is not None:
             schema = unify_schemas(known[1], schema, whose)
-        sealed = timelines.manifest(t)
-        listed = next((entry.digest for entry in sealed.entries if entry.id == id), None) if sealed else None
-        published = self.directory.publish(id, arranged, listed)
+        published = self.directory.publish(id, arranged, digest_listed(timelines.manifest(t), id))
         self._appended.published(timeline, id, (key, schema))
         node.note([id])
         return published

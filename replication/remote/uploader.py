@@ -133,9 +133,8 @@ class Uploader:
         if self._others is not None:
             check_no_other(self.writer.bucket_url, name, digest, self._others.contents, self._root)
         mine, *theirs = (one.get(name) for one in self._inventories)
-        if mine is not None:
-            return mine.digest != digest
-        return any(one is not None and one.digest != digest for one in theirs)
+        told = theirs if mine is None else [mine]
+        return any(one is not None and one.digest != digest for one in told)
 
     def _digest(self, path: PurePosixPath) -> str | None:
         """Returns the digest of a small file of this node. None: there is none, or it is damaged."""
