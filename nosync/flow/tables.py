@@ -26,7 +26,7 @@ row without one is an upsert.
 CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
 VERSION = "nosync table 1"
 """It stands for the code below in fingerprints: another one is for other rows of the same changes."""
-_IS_NEW = "__new"
+_IS_NEW, _IS_NAN = "__new", "__nan"
 
 
 def source_of(table: str) -> str:
@@ -100,9 +100,10 @@ class NewestRows:
         old = state.append_column(GIVEN_CHANGE_TYPE, pa.repeat(False, state.num_rows))
         old = old.append_column(_IS_NEW, pa.repeat(False, state.num_rows)).select(changes.column_names)
         rows = pa.concat_tables([old.cast(changes.schema), changes])
-        rows = rows.take(
-            pc.sort_indices(rows, [(by, "descending"), (_IS_NEW, "ascending"), (GIVEN_CHANGE_TYPE, "descending")])
-        )
+        order = [(by, "descending"), (_IS_NEW, "ascending"), (GIVEN_CHANGE_TYPE, "descending")]
+        if pa.types.is_floating(rows.schema.field(by).type):  # a NaN is the largest, as in Spark; Arrow puts it last
+            rows, order = rows.append_column(_IS_NAN, pc.is_nan(rows.column(by))), [(_IS_NAN, "descending"), *order]
+        rows = rows.take(pc.sort_indices(rows, order))
         _, number = self._keys(rows)
         return rows.take(pa.array(np.unique(number, return_index=True)[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -162,3 +163,13 @@ def test_a_name_that_is_no_input_is_told_with_those_that_are() -> None:
         pytest.raises(nosync.InvalidInputError, match="sources: customers.*did you mean"),
     ):
         tester.advance({"customer": [row(1)]})
+
+
+def test_a_nan_is_newer_than_any_number_as_in_spark() -> None:
+    flow = nosync.Dataflow("f")
+    flow.table("t", "id int, name string, at double", key=["id"], sequence_by="at")
+    for epochs in ([[1.0, math.nan, 2.0]], [[1.0], [math.nan], [2.0]], [[math.nan, 1.0], [math.inf]]):
+        with FlowTester(flow) as tester:
+            for times in epochs:
+                tester.advance({"t": [{"id": 1, "name": str(at), "at": at} for at in times]})
+            assert [row["name"] for row in tester.read("t").to_pylist()] == ["nan"]
