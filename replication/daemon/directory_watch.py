@@ -70,12 +70,15 @@ class Watch:
                     "the system has no more watches: what is published in %s and others is noticed by listing them; "
                     "raise fs.inotify.max_user_watches", directory,
                 )  # fmt: skip
+            if error.errno == errno.EACCES:  # one directory of another user's ends no watch of the others
+                log.warning("what is published in %s is not noticed: %s", directory, error.strerror)
+                return
             if error.errno not in (errno.ENOSPC, errno.ENOENT):
                 raise
         try:
             entries = list(os.scandir(directory))
-        except FileNotFoundError:
-            return  # it is gone again
+        except (FileNotFoundError, PermissionError):
+            return  # it is gone again, or another user's
         for entry in entries:
             if entry.is_dir():
                 yield from self._add(Path(entry.path))

@@ -187,3 +187,25 @@ def test_a_process_may_have_many_descriptors(tmp_path: Path) -> None:
         for fd in opened:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_directory_that_may_not_be_read_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watch = module.INotify.add_watch
+
+    def refusing(self: Any, path: Path, mask: Any) -> int:
+        if Path(path).name == "private":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return int(add_watch(self, path, mask))
+
+    monkeypatch.setattr(module.INotify, "add_watch", refusing)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "open").mkdir()
+    seen = Seen(tmp_path)
+    try:
+        (tmp_path / "open" / "one").write_text("")
+        seen.wait_for(tmp_path / "open" / "one")
+        (tmp_path / "later" / "private").mkdir(parents=True)
+        (tmp_path / "later" / "two").write_text("")
+        seen.wait_for(tmp_path / "later" / "two")
+    finally:
+        seen.close()
