@@ -13,6 +13,7 @@ from nosync.lsm.node.garbage import Garbage
 from nosync.lsm.node.layer_sync import LayerSyncQueue
 from nosync.lsm.node.learning import Learning
 from nosync.lsm.node.quarantine import Quarantine
+from nosync.lsm.platform.publish import discard_old
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.listing import Listing
 
@@ -52,6 +53,7 @@ class Discovery:
         if self._env.monotonic_s() >= self._next_scan_s:
             self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
             self.scan()
+            discard_old(self._directory.root, self._env)
             if not self._announcer.is_alone:
                 self._branching.prune_unneeded()
             return

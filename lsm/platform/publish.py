@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
-from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.env import Env, Identity, storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.layout import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
+
+_OLD_US = 24 * 3600 * 1_000_000
 
 
 def give_name(temporary: Path, final: Path, env: Env) -> Identity:
@@ -35,6 +38,16 @@ def discard(temporary: Path, env: Env) -> None:
         env.unlink(temporary)
     except OSError as error:
         log.warning("%s stays until the node starts again: %s", temporary, error)
+
+
+def discard_old(root: Path, env: Env) -> None:
+    """Removes temporary files to which nobody wrote for a day: tasks that were killed left them. Raises StorageError."""
+    directory, written_after_ns = root / TEMPORARY_DIRECTORY, (env.utc_us() - _OLD_US) * 1000
+    with storage_errors("clean", directory):
+        for name in env.list_dir(directory):
+            with suppress(FileNotFoundError):  # it has its name now
+                if env.identity(directory / name).written_ns < written_after_ns:
+                    discard(directory / name, env)
 
 
 def write_again(root: Path, path: Path, env: Env) -> None:
