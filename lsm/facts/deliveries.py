@@ -99,7 +99,8 @@ class DeliveryLog:
 
     def pending(self) -> list[Element]:
         """Returns what `schedule_redelivery` said, until it is taken back."""
-        return self._of(_OWED)
+        last = self.last() or 0  # see `unsent`
+        return [element for element in self._of(_OWED) if int(element.what) > last - _KEPT_EPOCHS]
 
     def begin(self, first: int) -> None:
         """The sink is new, and is given epochs from `first` on. Durable when this returns."""

@@ -30,19 +30,8 @@ def local_path(path: str | Path, what: str = "a store", instead: str = _STORE_IN
     Raises InvalidInputError for what another file system or a daemon keeps, of which Path would make a directory here,
     and for what can be no directory; StorageError where this user may not look.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidInputError(f"{path!r} is a {type(path).__name__}, expected the path of a directory")
-    text = os.fspath(path)
-    _check_text(text)
-    uri = _URI.match(text)
-    if uri is not None and uri[1].lower() == "file":
-        text = f"/{text[uri.end() :]}"
-    elif uri is not None:
-        raise InvalidInputError(
-            f"{text} is not on this host: {what} is a directory of a file system that this host has or mounts, for "
-            f"{_WHY}. {instead}"
-        )
-    elif _ADDRESS.match(text) and not os.path.exists(text):
+    text = checked_text(path, what, instead)
+    if _ADDRESS.match(text) and not os.path.exists(text):
         raise InvalidInputError(f"{text} looks like a daemon's address: nosync.connect({text!r}) reads its store")
     try:
         found = Path(text).expanduser().absolute()
@@ -50,6 +39,25 @@ def local_path(path: str | Path, what: str = "a store", instead: str = _STORE_IN
         raise InvalidInputError(f"{text}: {error}; give an absolute path") from None
     _check_way(found)
     return found
+
+
+def checked_text(path: str | Path, what: str = "a store", instead: str = _STORE_INSTEAD) -> str:
+    """Returns a path of this host as text, without `file:`. What is there is not looked at. Raises InvalidInputError for what
+    another file system has, and for what no directory is called.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidInputError(f"{path!r} is a {type(path).__name__}, expected the path of a directory")
+    text = os.fspath(path)
+    _check_text(text)
+    uri = _URI.match(text)
+    if uri is None:
+        return text
+    if uri[1].lower() != "file":
+        raise InvalidInputError(
+            f"{text} is not on this host: {what} is a directory of a file system that this host has or mounts, for "
+            f"{_WHY}. {instead}"
+        )
+    return f"/{text[uri.end() :]}"
 
 
 def _check_text(text: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nosync.checkpoints.api import Watch, local_directory, watch
+from nosync.checkpoints.api import Watch, watch
 from nosync.lsm.errors import NosyncError
 
 log = logging.getLogger("nosync")
@@ -22,12 +22,7 @@ class Watches:
     """Watches checkpoints in threads. Use it in `with`, or call `close`."""
 
     def __init__(self, data: Path, paths: Mapping[str, str], problems: MutableMapping[str, str]) -> None:
-        """`paths`: of the checkpoints, by name. `problems`: where the node tells what is wrong, by what it is about.
-
-        Raises InvalidInputError for a path that is on no file system of this host.
-        """
-        for path in paths.values():
-            local_directory(path)
+        """`paths`: of the checkpoints, by name. `problems`: where the node tells what is wrong, by what it is about."""
         self._data, self._paths, self._problems = data, paths, problems
         self._watched: dict[str, Watch] = {}
         self._stopped = threading.Event()
@@ -61,9 +56,10 @@ class Watches:
             try:
                 self._watched[name] = watch(path, self._data, name=name)
                 self._tell(name, None)
-            except NosyncError as error:
+            except Exception as error:  # the others are watched whatever is wrong with one
                 if self._tell(name, f"it is not watched, which is tried again: {error}"):
-                    log.error("checkpoint %s is not watched, which is tried again: %s", name, error)
+                    is_ours = not isinstance(error, NosyncError)
+                    log.error("checkpoint %s is not watched, which is tried again: %s", name, error, exc_info=is_ours)
 
     def _tell(self, name: str, problem: str | None) -> bool:
         """Returns whether it is another problem than before."""

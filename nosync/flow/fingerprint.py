@@ -9,6 +9,7 @@ a stage to vouch for its code yourself.
 
 from __future__ import annotations
 
+import dis
 import functools
 import logging
 import re
@@ -32,7 +33,9 @@ from nosync.lsm.errors import FlowError
 FINGERPRINT_HEX_DIGITS = 16
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None))
 _ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
-_ADDRESS = re.compile(r"(\bat 0x|@)[0-9a-f]{3,}")
+_SAY_ALL = ("pyspark", "typing")
+"""Packages whose objects say in their text all that they hold, though they have fields."""
+_ADDRESS = re.compile(r"(\bat 0x|=0x|@)[0-9a-f]{3,}")
 _HAS_DOCSTRING = 0x4000000
 """The bit in the flags of code that says so, from Python 3.13 on."""
 _IS_OPTIMIZED = 0x1
@@ -88,7 +91,8 @@ class _Hashing:
     def _edge(self, value: Any) -> None:
         if isinstance(value, _SIMPLE):
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
-            self._behaviour(type(value))
+            if type(value).__module__ != "builtins":
+                self._behaviour(type(value))
             return
         if isinstance(
             value, PickledFunction
@@ -148,12 +152,8 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
         return [str(value.schema if hasattr(value, "schema") else value.type), value.to_pylist()]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, value.tolist() if value.dtype.hasobject else value.tobytes()]
-    if (
-        type(value).__module__.partition(".")[0] == "pandas"
-        and hasattr(value, "to_numpy")
-        and not hasattr(value, "columns")
-    ):
-        return _pandas_parts(value)
+    if _top_module(value) == "pandas" and hasattr(value, "dtype") and hasattr(value, "to_numpy"):
+        return _pandas_parts(value)  # a Timestamp has no type of its own
     if hasattr(type(value), "__arrow_c_stream__"):  # a frame of Pandas, Polars, ...
         return [pa.table(value)]
     if isinstance(value, types.BuiltinFunctionType):
@@ -167,6 +167,10 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
     if type(value).__module__ == "_thread":  # a lock
         return []
     return _object_parts(value)
+
+
+def _top_module(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _is_installed(module: str | None) -> bool:
@@ -199,9 +203,24 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
         ]
     names = _names(function.__code__)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    of_its_own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    of_its_own = _attributes(function)
     found = [_code_parts(function.__code__, function.__doc__), *defaults, closure, used, _of_modules(used, names)]
     return [*found, of_its_own] if of_its_own else found
+
+
+def _attributes(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the values and functions that a function has as attributes, but for what it sets itself: a count of calls, say.
+    Caches and the like differ from process to process.
+    """
+    found = {
+        n: v for n, v in vars(function).items() if isinstance(v, (*_SIMPLE, types.FunctionType)) and n != "__wrapped__"
+    }
+    stored = (
+        {one.argval for one in dis.get_instructions(function.__code__) if one.opname == "STORE_ATTR"}
+        if found
+        else set()
+    )
+    return {name: found[name] for name in sorted(found.keys() - stored)}
 
 
 def _pandas_parts(value: Any) -> list[Any]:
@@ -284,8 +303,9 @@ def _object_parts(value: Any) -> list[Any]:
         return [cls, dict(sorted(own.items()))] if own else [cls, *([] if callable(value) else [_text(value)])]
     text = repr(value)
     is_partial = bool(_ADDRESS.search(text)) or "..." in text
-    if not (is_partial or text.startswith("<") or getattr(value, "__dict__", None)):
-        return [cls, text]  # it says all, as that of a time or of a path does
+    says_all = _top_module(value) in _SAY_ALL or isinstance(value, Enum) or not getattr(value, "__dict__", None)
+    if says_all and not is_partial:
+        return [cls, text]
     try:  # what a copy would be made of
         _, arguments, *rest = value.__reduce_ex__(2)
     except Exception as error:

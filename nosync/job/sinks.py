@@ -151,15 +151,19 @@ class CallbackSink:
             return False
         if self.guarantee == GAP:
             marks.mark(t)
-            self.function(changes(), t)
-        elif self.on_withdraw is None:
-            self.function(changes(), t)
-            marks.mark(t)
-        else:  # which is to hear of what a call wrote that failed, or died
-            marks.begin_sending(t)
-            self.function(changes(), t)
             marks.take_back(marks.unsent())
+            self.function(changes(), t)
+            return True
+        if self.on_withdraw is not None:  # it is to hear of what a call wrote that failed, or died
+            marks.begin_sending(t)
+        self.function(changes(), t)
+        if not marks.delivered(t):
+            marks.mark(t)
+        marks.take_back(marks.unsent())
         return True
+
+    def is_begun(self, marks: DeliveryLog) -> bool:
+        return bool(marks.unsent())
 
     def last_given(self, marks: DeliveryLog) -> int | None:
         return marks.last_sent()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from nosync.lsm.errors import InvalidInputError, ReplicationError
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.paths import local_path
+from nosync.lsm.platform.paths import checked_text
 from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, check_key_groups
 from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.replication.remote.settings import RemoteSettings
@@ -89,10 +88,10 @@ class DaemonConfig:
             check_name(name, "checkpoint name")
             if not path:
                 raise InvalidInputError(f"checkpoints.{name} is empty, expected the path of a query's checkpoint")
-            local_path(path, f"checkpoints.{name}")
+            checked_text(path, f"checkpoints.{name}")
         for name in ("tls", "sockets"):
             if (directory := getattr(self, name)) is not None:
-                local_path(os.fspath(directory), name)
+                checked_text(directory, name)
         check_key_groups(self.key_groups)
         if not 0 <= self.nice <= MOST_NICE:
             raise InvalidInputError(f"nice is {self.nice}, expected 0 to {MOST_NICE}")

@@ -8,7 +8,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.replication.daemon.shared_replica import SharedReplica
 from nosync.replication.protocol.file_names import FileName
 
-_CONFLICT, _MORE = "conflict ", "more conflicts"
+_CONFLICT, _HISTORIES, _MORE = "conflict ", "two histories of ", "more conflicts"
 _MOST_TOLD = 1000
 """So many are told one by one: who asks for the status gets all of it in one message."""
 
@@ -46,6 +46,8 @@ class Conflicts:
         """Says in the node's problems which conflicts there are now."""
         with self._shared.lock:
             conflicts, discarded = self._replica.copies.conflicts(), self._replica.copies.discarded_elsewhere()
+            peers = self._replica.peers.values()
+            differ = {(peer.node, timeline): t for peer in peers for timeline, t in peer.differs_from.items()}
         told = {
             _CONFLICT
             + name: f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as "
@@ -58,9 +60,15 @@ class Conflicts:
             "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
             for name, (node, ours, theirs) in itertools.islice(conflicts.items(), _MOST_TOLD)
         }
-        if rest := len(conflicts.keys() | discarded.keys()) - len(told):
+        told |= {
+            f"{_HISTORIES}{timeline} with {node}": f"node {node} sealed other contents from epoch {t} on, and has put them into "
+            "an archive: nothing of it is taken here. Decide whose count, export what is wanted of the others, and empty that "
+            "node's directory"
+            for (node, timeline), t in differ.items()
+        }
+        if rest := len(conflicts.keys() | discarded.keys()) + len(differ) - len(told):
             told[_MORE] = f"{rest:,} files more: nosync conflicts lists all"
         for name in list(self._problems):  # in one go: other threads change it
-            if (name.startswith(_CONFLICT) or name == _MORE) and name not in told:
+            if name.startswith((_CONFLICT, _HISTORIES, _MORE)) and name not in told:
                 self._problems.pop(name, None)
         self._problems.update(told)

@@ -14,7 +14,6 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layers.reader import LayerReader
-from nosync.lsm.manifests.archive import parse_name
 from nosync.lsm.model.layer import Record
 from nosync.lsm.node.metadata_checks import check_contents, first_said_otherwise
 from nosync.lsm.node.node import Node
@@ -182,7 +181,7 @@ class IncomingFiles:
                 with storage_errors("read", incoming.path):
                     text = self._env.read(incoming.path)
                 check_contents(PurePosixPath(held.name), text)
-                self._check_same_history(PurePosixPath(held.name), text)
+                self._check_same_history(session, PurePosixPath(held.name), text)
                 found = blake3(text).hexdigest()
             if found != held.digest:
                 raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
@@ -202,24 +201,19 @@ class IncomingFiles:
         else:
             self._node.note_files([PurePosixPath(held.name)])
 
-    def _check_same_history(self, path: PurePosixPath, text: bytes) -> None:
-        """Raises CorruptionError for an archive that says otherwise than the manifests here."""
-        timeline, problem = path.parent.name, f"two histories of {path.parent.name}"
-        span, differs_from = parse_name(path.name), self._replica.state.differs_from
+    def _check_same_history(self, session: Session, path: PurePosixPath, text: bytes) -> None:
+        """Raises CorruptionError for an archive that says otherwise than the manifests here. Nothing that its sender has of
+        these epochs is taken from then on, as long as it is the sender that it is.
+        """
         t = first_said_otherwise(self._root, path, text, self._env)
-        if t is not None:
-            with self._shared.lock:
-                differs_from[timeline] = min(t, differs_from.get(timeline, t))
-            self._node.problems[problem] = (
-                f"a peer sealed other contents from epoch {differs_from[timeline]} on, and has put them into an archive: nothing "
-                "of it is taken here. Empty this node's directory to take the peer's, or the peer's to keep this one's: export "
-                "first what is wanted"
-            )
-            raise CorruptionError(f"{path}: says of epoch {t} what the manifest here does not")
-        if span is not None and span[0] <= differs_from.get(timeline, -1) <= span[1]:  # what stood here went
-            with self._shared.lock:
-                differs_from.pop(timeline, None)
-            self._node.problems.pop(problem, None)
+        if t is None:
+            return
+        with self._shared.lock:
+            peer = self._replica.state.by_session.get(session.id)
+            if peer is not None:
+                timeline = path.parent.name
+                peer.differs_from[timeline] = min(t, peer.differs_from.get(timeline, t))
+        raise CorruptionError(f"{path}: says of epoch {t} what the manifest here does not")
 
     def _digest_of(self, session: Session, incoming: IncomingFile) -> str:
         """Returns the digest of a file that came, whose contents nobody here understands."""

@@ -62,9 +62,10 @@ class Copies:
             if peer.session is None or peer.asked_s is not None or peer.unknown or peer.seq < 0:
                 continue
             others = [t for name in peer.all_conflicts() if (t := first_epoch(name, timeline)) is not None]
+            if timeline in peer.differs_from:
+                others.append(peer.differs_from[timeline])
             found = max(found, min([peer.safe.get(timeline, -1), *(t - 1 for t in others)]))
-        differs_from = self._state.differs_from.get(timeline)
-        return found if differs_from is None else min(found, differs_from - 1)
+        return found
 
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
         """Returns by peer how many files, and bytes, of ours it is missing and should hold.

@@ -79,12 +79,7 @@ class FetchPlanner:
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
         peer = state.by_session.get(session)
-        if (
-            peer is None
-            or held.size_bytes > PUSH_FILE_BYTES
-            or not state.placement.is_replica(name)
-            or state.is_of_another_history(name)
-        ):
+        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not state.placement.is_replica(name):
             return False
         if not self._wants(peer, held):
             return False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nosync.lsm.model.timestamp import pack
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.replication.protocol.divergence import Divergence
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
@@ -79,9 +81,17 @@ class Peer:
     """Why it is not talked to."""
     safe: dict[str, int] = field(default_factory=dict)
     """By timeline, the safe point that it told in this session."""
+    differs_from: dict[str, int] = field(default_factory=dict)
+    """By timeline, the first epoch of which an archive of its says otherwise than the manifests here."""
 
     def is_of_another_history(self, name: FileName) -> bool:
         """Returns whether a file that it holds is of another history than ours, or may be."""
+        for timeline, t in self.differs_from.items():
+            span = name.span
+            if name.layer is not None and name.layer.description.upper > pack(t):
+                return True
+            if span is not None and span.timeline == f"{MANIFESTS}/{timeline}" and span.last >= t:
+                return True
         if not self.conflicts:
             return False
         if self.found_diverged is None:
@@ -110,7 +120,7 @@ class Peer:
         """Forgets all that the peer said of what it holds."""
         self.touched(held.name for held in self.holds)
         self.holds, self.todo, self.not_safe, self.unwanted = Inventory(), {}, {}, {}
-        self.conflicts, self.found_diverged = {}, None
+        self.conflicts, self.found_diverged, self.differs_from = {}, None, {}
         self.todo_files, self.queue = 0, []
 
     def measure_rate(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
-from nosync.lsm.model.timestamp import epoch_of, pack
+from nosync.lsm.model.timestamp import epoch_of
 from nosync.lsm.platform.layout import CHECKPOINTS, MANIFESTS
 from nosync.replication.protocol.fetches import Fetches
 from nosync.replication.protocol.file_names import FileName, FileVersion
@@ -39,8 +39,6 @@ class ReplicaState:
     """The node says which timeline its main branch has."""
     discarded: dict[str, str] = field(default_factory=dict)
     """By file, the digest of contents that an operator discarded here: no peer's count, nor what is built upon them."""
-    differs_from: dict[str, int] = field(default_factory=dict)
-    """By timeline, the first epoch of which an archive of a peer says otherwise than the manifests here."""
 
     def advance(self, now_s: float) -> None:
         """Time passes. A peer that was silent for long by then is not counted on any more."""
@@ -84,16 +82,6 @@ class ReplicaState:
     def is_discarded(self, held: FileVersion) -> bool:
         """Returns whether an operator discarded these very contents here."""
         return self.discarded.get(held.name) == held.digest
-
-    def is_of_another_history(self, name: FileName) -> bool:
-        """Returns whether a file says anything of epochs of which peers have archives of another history."""
-        for timeline, t in self.differs_from.items():
-            if name.layer is not None and name.layer.description.upper > pack(t):
-                return True
-            span = name.span  # the archive that has the epoch is looked at again: what stood here may have gone
-            if span is not None and span.timeline == f"{MANIFESTS}/{timeline}" and span.last >= t and span.first > t:
-                return True
-        return False
 
 
 def first_epoch(name: FileName, timeline: str) -> int | None:

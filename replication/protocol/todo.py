@@ -82,7 +82,7 @@ class Todo:
             todo = [held for held in of_trace if state.placement.is_replica(held.name)]
         else:
             todo = []
-        return [held for held in todo if not (state.is_discarded(held) or state.is_of_another_history(held.name))]
+        return [held for held in todo if not state.is_discarded(held)]
 
     def _safe_told(self) -> int:
         """Returns the safe point of the main timeline, -1 where there is none."""

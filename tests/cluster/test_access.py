@@ -222,7 +222,7 @@ def test_where_others_could_put_sockets_nobody_meets(tmp_path: Path, capsys: pyt
         ("open", not_alone),
         ("link", not_alone),
         ("file", not_alone),
-        ("file/x", "cannot be a directory in it"),
+        ("file/x", "give --sockets DIR"),
     ):
         for more in ([], ["--check"] if message == not_alone else []):
             with pytest.raises(SystemExit):

@@ -166,6 +166,34 @@ def test_another_process_says_the_same() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pandas as pd\nA = pd.Timestamp('2026-01-01', tz='UTC'), pd.NaT, pd.Timedelta('1s')\ndef f(r): return A",
+        "import pandas as pd\nA = pd.Series(pd.to_datetime(['2026-01-01'], utc=True))\ndef f(r): return A",
+        "import pandas as pd\nA = pd.Series(['a', None, pd.Timestamp('2026-01-01')])\ndef f(r): return A",
+        "import pandas as pd\nA = pd.date_range('2026-01-01', periods=3, tz='Europe/Rome')\ndef f(r): return A",
+        "import typing\nA = typing.Optional[int], typing.Callable[..., int], typing.List[str]\ndef f(r): return A",
+        "import pyspark.sql.types as t\nA = t.StructType([t.StructField('a', t.DecimalType(9, 2))])\ndef f(r): return A",
+        "import datetime, decimal, pathlib, uuid, http\n"
+        "A = datetime.timedelta(1), decimal.Decimal('1'), pathlib.Path('a'), uuid.UUID(int=1), http.HTTPStatus.OK\n"
+        "def f(r): return A",
+    ],
+)
+def test_ordinary_objects_of_libraries_have_one(text: str) -> None:
+    assert fingerprint(function_of(text)) == fingerprint(function_of(text))
+
+
+def test_what_a_function_sets_itself_is_no_code() -> None:
+    function = function_of("def f(r):\n    f.calls += 1\n    return r + f.limit\nf.calls, f.limit, f.cache = 0, 1, {}")
+    before = fingerprint(function)
+    function(1)
+    function.cache["a"] = object()
+    assert fingerprint(function) == before
+    function.limit = 2
+    assert fingerprint(function) != before
+
+
 def test_what_says_a_part_of_itself_alone_is_refused() -> None:
     text = (
         "import pyarrow as pa, pyarrow.compute as pc\nA = pc.SetLookupOptions(pa.array(range(100)))\ndef f(r): return A"

@@ -488,9 +488,12 @@ def test_a_peer_that_is_away_and_has_other_contents_holds_no_copy() -> None:
 def test_nothing_is_fetched_of_a_history_that_an_archive_is_of() -> None:
     pair = Pair()
     n1 = pair.nodes[N1]
-    n1.state.differs_from = {"main": 2}
+    n1.peers[N2].differs_from = {"main": 2}
     pair.holds(N2, *(held(t) for t in range(4)), manifest(5), manifest(0, 1), manifest(2, 3), manifest(6, 7))
     pair.nodes[N2].state.safe = {"main": 3}
     pair.pass_s(2 * HEARTBEAT_S)
-    assert set(pair.has(N1)) == {held(0), held(1), manifest(0, 1), manifest(2, 3)}
+    assert set(pair.has(N1)) == {held(0), held(1), manifest(0, 1)}
     assert n1.copies.safe_elsewhere("main") == 1
+    assert n1.copies.of(held(3).name, "d3") == 1, "not a copy of ours"
+    n1.peers[N2].void()  # it is another node now
+    assert n1.peers[N2].differs_from == {}
