@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ log = logging.getLogger("nosync")
 _TOKEN_DIGITS = 16
 _SUFFIX = ".json"
 _MOST_US = 1 << 62
+_LOOKED_INTO = 100
 _SEVERAL = "s"
 """What the token begins with of a file that was written for several epochs at once, and stands for no other one."""
 EventSpan = tuple[int, int]
@@ -134,14 +135,30 @@ class SealTimes:
         return dict(sorted(found.items()))
 
     def damaged(self, timeline: str) -> list[CorruptionError]:
-        """Returns an error for each damaged file of a timeline."""
+        """Returns an error for each damaged one of the newest files of a timeline: a power cut leaves those torn."""
+        listed = self._listed(timeline)
         errors: list[CorruptionError] = []
-        for path in self._listed(timeline):
+        for path in sorted(listed, key=lambda path: listed[path].last)[-_LOOKED_INTO:]:
             try:
                 self._times_in(path)
             except CorruptionError as error:
                 errors.append(error.of_file(self._root / path))
         return errors
+
+    def without(self, timeline: str, epochs: Sequence[Epoch]) -> list[Epoch]:
+        """Returns those of some epochs, in order, of which no file is, as names say. Those from before the first that has
+        one are left out: they are of a version that recorded none.
+        """
+        spans = sorted((named.first, named.last) for named in self._listed(timeline).values())
+        found: list[Epoch] = []
+        at, reached = 0, None
+        for t in epochs:
+            while at < len(spans) and spans[at][0] <= t:
+                reached = spans[at][1] if reached is None else max(reached, spans[at][1])
+                at += 1
+            if reached is not None and reached < t:
+                found.append(t)
+        return found
 
     def newest(self, timeline: str) -> Epoch | None:
         """Returns the newest epoch of a timeline that a file is of, as names say; None where there is none."""

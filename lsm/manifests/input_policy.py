@@ -78,8 +78,7 @@ def inputs_to_release(directory: LayerDirectory, timelines: Timelines, until: in
 
 
 def may_have_released(directory: LayerDirectory, timelines: Timelines, stage: str) -> bool:
-    """Returns whether layers of a source may be gone, by its policy now or before."""
-    newest = timelines.manifest(timelines.last_sealed() or 0)
-    if stage in policies(newest) or not directory.env.exists(directory.root / RELEASED):
-        return stage in policies(newest)
+    """Returns whether layers of a source may be gone, by its policy in any epoch so far."""
+    if not directory.env.exists(directory.root / RELEASED):
+        return False
     return any(stage in piece.policies for piece in timelines.manifests(MAIN).pieces())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from nosync.lsm.errors import DeterminismError, StorageError
+from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.input_policy import is_released, releasable_until
@@ -78,22 +79,27 @@ class Epochs:
                 log.error("not written when epochs were sealed: %s", error)
             self._problems[_TIMES_PROBLEM] = str(error)
 
+    def damaged_times(self) -> list[CorruptionError]:
+        """Returns an error for each damaged file of the newest times."""
+        return [error for timeline in self._timelines.refs.kept_until() for error in self._times.damaged(timeline)]
+
     def recall_times(self) -> None:
         """Takes the times of epochs of which no file says one from the files of their manifests: a crash came before
-        they were published, or they are lost. Those from before the first that is known are of a version that had none.
+        they were published, or they are lost.
         """
-        root, env = self._sealer.directory.root, self._sealer.directory.env
-        for branch in self._timelines.refs.names:
-            manifests = self._timelines.manifests(branch)
-            times = self._times.of_timeline(manifests.timeline)
+        root, env, times = self._sealer.directory.root, self._sealer.directory.env, self._times
+        for timeline in self._timelines.refs.kept_until():
+            lost = times.without(timeline, self._timelines.of_timeline(timeline).singles())
             later_us: int | None = None
-            for t in reversed([t for t in manifests.own() if times and t > min(times)]):
-                path = root / MANIFESTS / manifests.timeline / f"{t}.json"
-                if t not in times and env.exists(path):
-                    written_us = env.identity(path).written_ns // 1000
+            for t in reversed(lost):
+                path = root / MANIFESTS / timeline / f"{t}.json"
+                with suppress(CorruptionError):  # of the epoch that follows; its own file is whole, or another one is
+                    later = times.of_epoch(timeline, t + 1)
+                    later_us = later.sealed_us if later else None
+                if env.exists(path):
                     # A copy of the store has newer files; but no epoch is sealed after the one that follows it.
-                    self._times.note(manifests.timeline, t, at_us=min(written_us, later_us or written_us))
-                later_us = times[t].sealed_us if t in times else later_us
+                    written_us = env.identity(path).written_ns // 1000
+                    times.note(timeline, t, at_us=min(written_us, later_us or written_us))
 
     def conflict(self, error: DeterminismError, branch: str) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""

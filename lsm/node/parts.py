@@ -127,9 +127,8 @@ class NodeParts:
         self.discovery.scan()
         self.queue.widest_first()
         if not replicated:  # with peers the node of a job has written them, or a peer has
-            for timeline in {self.timelines.timeline(branch).id for branch in self.timelines.refs.names}:
-                for error in self.times.damaged(timeline):
-                    self.quarantine.put_damaged(error, "times")
+            for error in self.epochs.damaged_times():
+                self.quarantine.put_damaged(error, "times")
             self.epochs.recall_times()
         self.upkeep.drain()
         if not replicated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,11 +43,12 @@ def discard(temporary: Path, env: Env) -> None:
 
 def discard_old(root: Path, env: Env) -> None:
     """Removes temporary files to which nobody wrote for a day: tasks that were killed left them. Raises StorageError."""
-    directory, written_after_ns = root / TEMPORARY_DIRECTORY, (env.utc_us() - _OLD_US) * 1000
+    directory, changed_after_ns = root / TEMPORARY_DIRECTORY, (env.utc_us() - _OLD_US) * 1000
     with storage_errors("clean", directory):
         for name in env.list_dir(directory):
             with suppress(FileNotFoundError):  # it has its name now
-                if env.identity(directory / name).written_ns < written_after_ns:
+                found = (directory / name).lstat()  # a ready file that was taken now was written long ago
+                if stat.S_ISREG(found.st_mode) and found.st_ctime_ns < changed_after_ns:
                     discard(directory / name, env)
 
 

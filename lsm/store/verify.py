@@ -86,7 +86,12 @@ def _others(sealed: ManifestLog, until: Epoch | None, found: Mapping[LayerId, Di
     for t in sealed.own():
         if until is not None and t > until:
             break
-        for entry in sealed[t].entries:
+        try:
+            entries = sealed[t].entries
+        except NosyncError as error:  # its line in an archive, say
+            yield str(error)
+            continue
+        for entry in entries:
             if (digest := found.get(entry.id, entry.digest)) != entry.digest:
                 yield (
                     f"{entry.id}: its file has digest {digest[:16]}, and epoch {t} of {sealed.timeline} lists "

@@ -121,7 +121,7 @@ class Servers:
     def _watch_revoked(self) -> None:
         assert self._ways.certificates is not None, "it is started with them"
         revocations = self._ways.certificates.revocations
-        ended = frozenset[int]()  # not what look() finds new: whoever dials looks as well
+        ended = revocations.serials  # not what look() finds new: whoever dials looks as well
         while not self._closing.wait(LOOK_EVERY_S):
             revocations.look()
             serials = revocations.serials

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from pathlib import Path
 
 import nosync
@@ -10,26 +10,26 @@ from nosync.lsm.platform.publish import discard_old
 from tests.conftest import OpenStore
 from tests.helpers.clocks import Clock
 
-DAY_S = 24 * 3600
-
-
-def written(path: Path, at_s: int) -> Path:
-    path.write_bytes(b"half of a layer")
-    os.utime(path, (at_s, at_s))
-    return path
+HOUR_US = 3600 * 1_000_000
 
 
 def test_what_a_task_left_that_was_killed_goes_after_a_day(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    clock = Clock(10 * DAY_S * 1_000_000)
-    old, new = written(tmp_path / "tmp/old", 9 * DAY_S - 1), written(tmp_path / "tmp/new", 9 * DAY_S + 1)
-    discard_old(tmp_path, clock)
-    assert (old.exists(), new.exists()) == (False, True)
+    (tmp_path / "tmp" / "a directory").mkdir(parents=True)
+    left = tmp_path / "tmp" / "left"
+    left.write_bytes(b"half of a layer")
+    clock = Clock(time.time_ns() // 1000)
+    for hours, is_there in ((0, True), (23, True), (25, False)):
+        discard_old(tmp_path, Clock(clock.now_us + hours * HOUR_US))
+        assert left.exists() is is_there
+    assert (tmp_path / "tmp" / "a directory").exists()
 
 
 def test_a_node_that_goes_on_does_so(open_store: OpenStore) -> None:
-    store = open_store(settings=nosync.StoreSettings(background=False))
-    left = written(store.directory.root / "tmp/left", 1)
+    clock = Clock(time.time_ns() // 1000)
+    store = open_store(settings=nosync.StoreSettings(background=False), env=clock)
+    left = store.directory.root / "tmp" / "left"
+    left.write_bytes(b"half of a layer")
+    clock.now_us += 25 * HOUR_US
     for look in (False, True):
         store.node.parts.discovery._next_scan_s = 0.0 if look else float("inf")  # type: ignore[attr-defined]
         store.node.parts.discovery.look()  # type: ignore[attr-defined]
