@@ -53,8 +53,8 @@ class Releasable:
     trace: TraceId
     policy: str
     layers: list[LayerId]
-    is_all: bool
-    """Whether that is all of the trace up to there. It is not where the source was declared otherwise before."""
+    since: Time
+    """Before it layers stay: the source was declared otherwise then."""
 
 
 def inputs_to_release(directory: LayerDirectory, timelines: Timelines, until: int) -> Iterator[Releasable]:
@@ -74,7 +74,8 @@ def inputs_to_release(directory: LayerDirectory, timelines: Timelines, until: in
             if trace.fingerprint in fingerprints:
                 before = [d for d in directory.descriptions(trace) if d.upper <= pack(until + 1)]
                 gone = [d for d in before if not any(low < d.upper and d.lower < high for low, high in kept[stage])]
-                yield Releasable(trace, policy, [LayerId(trace, d) for d in gone], len(gone) == len(before))
+                since = max((high for low, high in kept[stage] if low <= pack(until)), default=Time(0))
+                yield Releasable(trace, policy, [LayerId(trace, d) for d in gone], since)
 
 
 def may_have_released(directory: LayerDirectory, timelines: Timelines, stage: str) -> bool:

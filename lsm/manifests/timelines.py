@@ -40,6 +40,7 @@ class Timelines:
         self._changes, self._pruning = Changes(root, env), Pruning(root, env)
         self._known = Known(root, env, recall())
         self._is_in_doubt = False
+        self._left_single: set[tuple[str, Epoch]] = set()  # epochs that cannot be put together with others
 
     @property
     def refs(self) -> Refs:
@@ -285,10 +286,12 @@ class Timelines:
         """
         with self._lock:
             sealed = self._known.log(branch)
-            group = group_to_archive(sealed.singles(), until, size, lambda t: weight_of(sealed[t]))
+            singles = [t for t in sealed.singles() if (sealed.timeline, t) not in self._left_single]
+            group = group_to_archive(singles, until, size, lambda t: weight_of(sealed[t]))
             manifests = [sealed[Epoch(t)] for t in group or ()]
         archive = publish_archive(self._root, manifests, self._env) if manifests else None
         if archive is None:
+            self._left_single |= {(manifest.timeline, manifest.t) for manifest in manifests}
             return None
         with self._lock:
             sealed.add_archive(archive)

@@ -45,7 +45,7 @@ class Alone:
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """Nobody is told."""
 
-    def inputs_released(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, since: Time, until: Time) -> None:
         """Nobody is told."""
 
     def safe_elsewhere(self, timeline: str) -> Epoch:

@@ -52,7 +52,7 @@ class DurabilityListener(Protocol):
     def safe_elsewhere(self, timeline: str) -> Epoch:
         """Returns the largest safe point that a peer told; -1 where none did."""
 
-    def inputs_released(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, since: Time, until: Time) -> None:
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
     def is_first_replica(self, trace: TraceId) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
+from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.manifests.timelines import Timelines
@@ -42,7 +45,8 @@ class Branching:
     def create(self, name: str, parent: str, at: int, stages: ChangedStages) -> None:
         """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         self._retention.check_kept(at)
-        self._timelines.create(name, parent, at, stages)
+        with self._told_if_it_counts():
+            self._timelines.create(name, parent, at, stages)
         self._log_changed()
 
     def rewind(self, t: int, keep_as: str | None) -> None:
@@ -50,19 +54,22 @@ class Branching:
         dropped.
         """
         self._retention.check_kept(t)
-        self._timelines.rewind(t, keep_as)
+        with self._told_if_it_counts():
+            self._timelines.rewind(t, keep_as)
         self._main_changed()
 
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""
-        self._timelines.promote(name, keep_as)
+        with self._told_if_it_counts():
+            self._timelines.promote(name, keep_as)
         self._main_changed()
 
     def delete(self, name: str) -> int:
         """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the
         number of layers.
         """
-        self._timelines.delete(name)
+        with self._told_if_it_counts():
+            self._timelines.delete(name)
         self._log_changed()
         return self.prune()
 
@@ -102,6 +109,18 @@ class Branching:
         self._small.note(self._small.listed())  # what is left of an archive has files of its own again
         self._files.tell_gone()
         return len(dropped)
+
+    @contextmanager
+    def _told_if_it_counts(self) -> Iterator[None]:
+        """Makes an entry of the log durable, and tells of it, that failed and is in the log all the same."""
+        before = self._timelines.refs.entries
+        try:
+            yield
+        except NosyncError:
+            if self._timelines.refs.entries > before:
+                self._log_changed()
+                self._safe_points.something_changed()
+            raise
 
     def _main_changed(self) -> None:
         self._log_changed()

@@ -108,8 +108,8 @@ class InputRelease:
             gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))
             if len(gone) < len(ids):
                 end = ids[len(gone)].description.lower
-        if what.is_all:  # or this node would not fetch what it is to keep
-            peers.inputs_released(what.trace, end)
+        if what.since < end:
+            peers.inputs_released(what.trace, what.since, end)
         self._garbage.forget(gone)
         return len(gone) == len(ids)
 

@@ -52,8 +52,7 @@ from nosync.flow.per_key import PerKey
 from nosync.flow.persistence import NONE, asks_for_remote, parse_level
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage, own_methods
-from nosync.flow.tables import GIVEN_CHANGE_TYPE, NewestRows, source_of
-from nosync.flow.tables import VERSION as NEWEST_ROWS
+from nosync.flow.tables import GIVEN_CHANGE_TYPE, NewestRows, source_of, version_by
 from nosync.flow.view_methods import DeclaresViews
 from nosync.flow.views import View
 from nosync.kernels.join_types import INNER
@@ -156,7 +155,7 @@ class Dataflow(DeclaresViews):
         )  # fmt: skip
         newest = NewestRows(name, keys, tuple(columns), sequence_by)
         state = ddl_without(schema, keys)
-        version = f"{NEWEST_ROWS} by {sequence_by}"
+        version = version_by(sequence_by, columns.get(sequence_by) if sequence_by else None)
         return changes.update(name, key=keys, state=state, fn=newest, version=version, persist=persist)
 
     @property

@@ -29,6 +29,12 @@ VERSION = "nosync table 1"
 _IS_NEW, _IS_NAN = "__new", "__nan"
 
 
+def version_by(sequence_by: str | None, type_: pa.DataType | None) -> str:
+    """Returns what stands for the code of a table, given the column that says which row is newer, and its type."""
+    has_nan = type_ is not None and pa.types.is_floating(type_)  # versions before took a NaN for the oldest
+    return f"{VERSION} by {sequence_by}{' with NaN' if has_nan else ''}"
+
+
 def source_of(table: str) -> str:
     """Returns the name of the source that has the changes of a table."""
     return f"{table}_changes"

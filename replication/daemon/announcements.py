@@ -125,10 +125,10 @@ class Announcements:
         with self._shared.lock:
             return Epoch(self._replica.copies.safe_elsewhere(timeline))
 
-    def inputs_released(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, since: Time, until: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._shared.lock:
-            self._replica.release(str(trace.directory), until)
+            self._replica.release(str(trace.directory), since, until)
 
     def is_first_replica(self, trace: TraceId) -> bool:
         """See nosync.lsm.node.api.DurabilityListener."""

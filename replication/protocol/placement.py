@@ -51,6 +51,8 @@ class Placement:
         self.released_until: dict[str, Time] = {}
         """By trace of inputs, the time up to which its layers are not kept here any more, unless a task asks for them.
         """
+        self.released_since: dict[str, Time] = {}
+        """The time before which they are kept all the same: the source was declared otherwise then."""
 
     def is_up(self, node: NodeId) -> bool:
         return node == self._me or node in self._others
@@ -65,7 +67,8 @@ class Placement:
             return True
         if name.layer is None:  # a checkpoint is not what a job reads, so it is kept where it is placed, or asked for
             return name.placed in self.kept_until_s or self.is_mine(name.placed)
-        is_released = name.layer.description.upper <= self.released_until.get(name.place, 0)
+        description, since = name.layer.description, self.released_since.get(name.place, 0)
+        is_released = since <= description.lower and description.upper <= self.released_until.get(name.place, 0)
         return self.keeps_trace(name.place) and (not is_released or name.place in self.kept_until_s)
 
     def keeps_trace(self, trace: str) -> bool:
@@ -86,8 +89,9 @@ class Placement:
             del self.kept_until_s[trace]
         return over
 
-    def release(self, trace: str, until: Time) -> None:
-        """Layers of this trace that end by a time are not kept any more."""
+    def release(self, trace: str, since: Time, until: Time) -> None:
+        """Layers of this trace that lie between two times are not kept any more."""
+        self.released_since[trace] = since
         self.released_until[trace] = max(until, self.released_until.get(trace, until))
 
     def take_back_release(self, after: Time) -> Collection[str]:

@@ -198,11 +198,11 @@ class Replica:
         for peer in self.peers.values():
             peer.touched([held.name for name in digests if (held := peer.holds.get(name)) is not None])
 
-    def release(self, trace: str, until: Time) -> None:
+    def release(self, trace: str, since: Time, until: Time) -> None:
         """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
         them.
         """
-        self.state.placement.release(trace, until)
+        self.state.placement.release(trace, since, until)
         for peer in self.peers.values():
             if trace in peer.todo:
                 peer.dirty.add(trace)

@@ -42,7 +42,7 @@ class Peers:
     def safe_elsewhere(self, line: str) -> Epoch:
         return Epoch(-1)
 
-    def inputs_released(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, since: Time, until: Time) -> None:
         raise AssertionError("nothing is discarded here")
 
     def is_first_replica(self, trace: TraceId) -> bool:
