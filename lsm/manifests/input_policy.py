@@ -78,8 +78,21 @@ def inputs_to_release(directory: LayerDirectory, timelines: Timelines, until: in
                 yield Releasable(trace, policy, [LayerId(trace, d) for d in gone], since)
 
 
-def may_have_released(directory: LayerDirectory, timelines: Timelines, stage: str) -> bool:
-    """Returns whether layers of a source may be gone, by its policy in any epoch so far."""
-    if not directory.env.exists(directory.root / RELEASED):
-        return False
-    return any(stage in piece.policies for piece in timelines.manifests(MAIN).pieces())
+class MayBeGone:
+    """Says whether layers of a source may be gone, by its policy in any epoch so far. All epochs are looked at once, and the
+    newest each time.
+    """
+
+    def __init__(self, directory: LayerDirectory, timelines: Timelines) -> None:
+        self._released, self._env, self._timelines = directory.root / RELEASED, directory.env, timelines
+        self._known: dict[tuple[str, str], bool] = {}  # by timeline and stage
+
+    def __call__(self, stage: str) -> bool:
+        timelines, at = self._timelines, (self._timelines.timeline().id, stage)
+        newest = timelines.last_sealed()
+        if newest is not None and stage in policies(timelines.manifest(newest)):
+            self._known[at] = True
+        if at not in self._known:
+            pieces = timelines.manifests(MAIN).pieces() if self._env.exists(self._released) else ()
+            self._known[at] = any(stage in piece.policies for piece in pieces)
+        return self._known[at]

@@ -21,7 +21,7 @@ from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published
-from nosync.lsm.manifests.input_policy import may_have_released, policies
+from nosync.lsm.manifests.input_policy import MayBeGone
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
@@ -68,7 +68,7 @@ class Compactor:
         self._has_turn: int | None = None  # the thread that merges, or lets nobody merge
         self._pausing, self._abandoned = threading.Lock(), threading.Event()
         self._making: set[LayerId] = set()
-        self._released: dict[tuple[str, str], bool] = {}  # by timeline and stage, whether layers of it may be gone
+        self._may_be_gone = MayBeGone(directory, timelines)
         self._later: set[TraceId] = set()  # what has to wait for the end of a large merge
         self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
 
@@ -302,19 +302,8 @@ class Compactor:
             timelines.sealed_until(trace),
             frontier,
             first_origin=timelines.first_origin(trace),
-            is_input=self._may_have_released(trace.stage),
+            is_input=self._may_be_gone(trace.stage),
         )
-
-    def _may_have_released(self, stage: str) -> bool:
-        """Returns whether layers of a source may be gone. All epochs are looked at once, and the newest each time."""
-        timelines, newest = self._timelines, self._timelines.last_sealed()
-        manifest = None if newest is None else timelines.manifest(newest)
-        at = (timelines.timeline().id, stage)
-        if stage in policies(manifest):
-            self._released[at] = True
-        if at not in self._released:
-            self._released[at] = may_have_released(self._directory, timelines, stage)
-        return self._released[at]
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
         """Makes one version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it
