@@ -337,7 +337,7 @@ def test_what_a_task_asks_for_comes_also_where_it_was_released() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
     pair.holds(N1, held(0))
-    two.release(held(0).name.place, pack(5))
+    two.release(held(0).name.place, Time(0), pack(5))
     pair.drop(N2, held(0).name)
     pair.pass_s(UNWANTED_S + 5)
     assert held(0).name not in two.mine
@@ -497,3 +497,12 @@ def test_nothing_is_fetched_of_a_history_that_an_archive_is_of() -> None:
     assert n1.copies.of(held(3).name, "d3") == 1, "not a copy of ours"
     n1.peers[N2].void()  # it is another node now
     assert n1.peers[N2].differs_from == {}
+
+
+def test_of_a_trace_of_which_only_the_end_was_released_the_beginning_is_kept() -> None:
+    """Its source was declared to be kept before."""
+    pair = Pair()
+    for t in range(4):
+        pair.nodes[N2].release(held(t).name.place, pack(2), pack(4))
+    pair.holds(N1, *(held(t) for t in range(5)))
+    assert pair.has(N2) == [held(0), held(1), held(4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.model.timestamp import pack
+from nosync.lsm.model.timestamp import Time, pack
 from nosync.replication.protocol.eager_push import PUSH_BYTES, PUSH_PAUSE_S
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
@@ -152,7 +152,7 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     assert not two.planner.accepts(SESSION, held(6, digest="other"))
     two.fetch_failed(held(6).name)
     assert not two.planner.accepts(SESSION, held(6)), "it was no good: it is asked for later"
-    two.release(held(8).name.place, pack(20))
+    two.release(held(8).name.place, Time(0), pack(20))
     assert not two.planner.accepts(SESSION, held(8))
 
 
