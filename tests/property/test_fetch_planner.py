@@ -156,7 +156,8 @@ class OneNode:
         self.one.keep_traces([self.random.choice(DIRECTORIES)])
 
     def inputs_are_released(self) -> None:
-        self.one.release(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
+        since = pack(self.random.choice([0, 0, 3]))
+        self.one.release(self.random.choice(DIRECTORIES), since, pack(self.random.randint(0, 8)))
 
     def an_operator_takes_files_back(self) -> None:
         conflicts = sorted(self.one.copies.conflicts().items())[:2]
