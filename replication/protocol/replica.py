@@ -199,9 +199,11 @@ class Replica:
             peer.touched([held.name for name in digests if (held := peer.holds.get(name)) is not None])
 
     def release(self, trace: str, since: Time, until: Time) -> None:
-        """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
+        """Inputs are safe: layers of this trace from `since` to `until` are fetched no more, unless a task asks for
         them.
         """
+        if since > self.state.placement.released_since.get(trace, 0):  # more of it is kept than before
+            self.state.look_again({trace})
         self.state.placement.release(trace, since, until)
         for peer in self.peers.values():
             if trace in peer.todo:

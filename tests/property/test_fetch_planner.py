@@ -197,8 +197,10 @@ class OneNode:
         id = name.layer
         if id is None or name.place in self.one.state.placement.kept_until_s:
             return True
-        is_released = id.description.upper <= self.one.state.placement.released_until.get(name.place, 0)
-        return not is_released and (self.one.state.placement.keep_all or ME in replica_set(name.place, up, REPLICAS))
+        placement = self.one.state.placement
+        since, until = placement.released_since.get(name.place, 0), placement.released_until.get(name.place, 0)
+        is_released = since <= id.description.lower and id.description.upper <= until
+        return not is_released and (placement.keep_all or ME in replica_set(name.place, up, REPLICAS))
 
     def check(self) -> None:
         """What is to be fetched of each peer, by its definition."""
