@@ -506,3 +506,14 @@ def test_of_a_trace_of_which_only_the_end_was_released_the_beginning_is_kept() -
         pair.nodes[N2].release(held(t).name.place, pack(2), pack(4))
     pair.holds(N1, *(held(t) for t in range(5)))
     assert pair.has(N2) == [held(0), held(1), held(4)]
+
+
+def test_what_a_later_release_keeps_is_fetched() -> None:
+    pair = Pair()
+    n2 = pair.nodes[N2]
+    n2.release(held(0).name.place, Time(0), pack(4))
+    pair.holds(N1, *(held(t) for t in range(4)))
+    assert pair.has(N2) == []
+    n2.release(held(0).name.place, pack(2), pack(4))
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert pair.has(N2) == [held(0), held(1)]
