@@ -77,7 +77,7 @@ class Timelines:
                 if learned is None:
                     self.reload()
             except FileNotFoundError:  # put into an archive meanwhile: it is there with the next look
-                self.check_branches()
+                pass
             if learned is None:
                 learned = self._known.not_in(before)
             return learned, [a for a in self._known.archives() if a not in archives], self._known is not before
