@@ -52,6 +52,8 @@ def joined(arrays: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
     try:
         return pa.concat_arrays([*arrays] or [pa.nulls(0, type_)])
     except pa.ArrowInvalid as error:
+        if "overflow" not in str(error):
+            raise
         raise SchemaError(
             f"a column of {type_} has more than 2 GiB of values in one piece: record, or ask for, fewer rows at a time or "
             f"fewer columns; or make it large_{type_} ({error})"
@@ -116,7 +118,7 @@ def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa
         taken = [take(batch.column(i), rows) for batch, rows, _ in pieces]
         came_from = np.empty(n, dtype=np.int64)
         came_from[np.concatenate([to for _, _, to in pieces] or [came_from])] = np.arange(n)
-        columns.append(take(joined([*taken, pa.nulls(0, field.type)], field.type), came_from))
+        columns.append(take(joined(taken, field.type), came_from))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -99,8 +99,7 @@ class DeliveryLog:
 
     def pending(self) -> list[Element]:
         """Returns what `schedule_redelivery` said, until it is taken back."""
-        last = self.last() or 0  # see `unsent`
-        return [element for element in self._of(_OWED) if int(element.what) > last - _KEPT_EPOCHS]
+        return self._recent(_OWED, self.last())
 
     def begin(self, first: int) -> None:
         """The sink is new, and is given epochs from `first` on. Durable when this returns."""
@@ -119,13 +118,12 @@ class DeliveryLog:
 
     def unsent(self) -> list[Element]:
         """Returns what `begin_sending` said, until it is taken back."""
-        last = self.last() or 0  # of what is older, a node may have heard without that it was taken back
-        return [element for element in self._of(_UNSENT) if int(element.what) > last - _KEPT_EPOCHS]
+        return self._recent(_UNSENT, self.last())
 
     def last_sent(self) -> int | None:
         """Returns the newest epoch up to which all that was marked was given in full; None: there is none."""
         last = self.last()
-        given = min([-1 if last is None else last, *(int(element.what) - 1 for element in self.unsent())])
+        given = min([-1 if last is None else last, *(int(one.what) - 1 for one in self._recent(_UNSENT, last))])
         return None if given < 0 else given
 
     def own(self) -> str:
@@ -146,6 +144,12 @@ class DeliveryLog:
     def _timelines(self) -> list[str]:
         with storage_errors("list", self._root / self._directory):
             return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_TIMELINES]
+
+    def _recent(self, what: str, last: int | None) -> list[Element]:
+        """Returns what was said, but for what is long before the newest mark: a node may have heard of that, and not that it
+        was taken back.
+        """
+        return [element for element in self._of(what) if int(element.what) > (last or 0) - _KEPT_EPOCHS]
 
     def _of(self, timeline: str) -> list[Element]:
         return [

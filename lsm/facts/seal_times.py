@@ -38,7 +38,8 @@ log = logging.getLogger("nosync")
 _TOKEN_DIGITS = 16
 _SUFFIX = ".json"
 _MOST_US = 1 << 62
-_LOOKED_INTO = 100
+_LOOKED_INTO = 10
+"""Of so many of the newest files a start looks whether they are whole: those before were made durable long ago."""
 _SEVERAL = "s"
 """What the token begins with of a file that was written for several epochs at once, and stands for no other one."""
 EventSpan = tuple[int, int]
@@ -159,10 +160,6 @@ class SealTimes:
             if reached is not None and reached < t:
                 found.append(t)
         return found
-
-    def newest(self, timeline: str) -> Epoch | None:
-        """Returns the newest epoch of a timeline that a file is of, as names say; None where there is none."""
-        return max((named.last for named in self._listed(timeline).values()), default=None)
 
     def of_epoch(self, timeline: str, t: int) -> SealTime | None:
         """Returns the time of one epoch of a timeline, reading no more than that takes."""

@@ -43,6 +43,8 @@ from nosync.lsm.platform.parsing import parsed
 
 MOST_LAYERS = 50_000
 """Layers that one archive lists at most; where epochs have many, fewer of them share one."""
+MOST_ARCHIVE_BYTES = 64 << 20
+"""An archive has so many bytes at most, far fewer than what is read whole may have. Larger groups are not put together."""
 _SMALLEST = 10
 _NAME = re.compile(r"([0-9]{1,13})-([0-9]{1,13})\.json\Z")
 
@@ -274,7 +276,3 @@ def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Arch
         raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")
     sync_published(root, final, env)
     return archive
-
-
-MOST_ARCHIVE_BYTES = 64 << 20
-"""An archive has so many bytes at most, far fewer than what is read whole may have. Larger groups are not put together."""

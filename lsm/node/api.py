@@ -53,7 +53,7 @@ class DurabilityListener(Protocol):
         """Returns the largest safe point that a peer told; -1 where none did."""
 
     def inputs_released(self, trace: TraceId, since: Time, until: Time) -> None:
-        """Layers of this trace that end before a time are not kept here any more, merged or not."""
+        """Layers of this trace that lie between two times are not kept here any more, merged or not."""
 
     def is_first_replica(self, trace: TraceId) -> bool:
         """Returns whether this node is the one that keeps a trace of which one copy is kept."""

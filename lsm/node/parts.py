@@ -127,8 +127,7 @@ class NodeParts:
         self.discovery.scan()
         self.queue.widest_first()
         if not replicated:  # with peers the node of a job has written them, or a peer has
-            for error in self.epochs.damaged_times():
-                self.quarantine.put_damaged(error, "times")
+            self.quarantine.put_files(self.epochs.damaged_times(), "times")
             self.epochs.recall_times()
         self.upkeep.drain()
         if not replicated:

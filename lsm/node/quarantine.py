@@ -108,15 +108,11 @@ class Quarantine:
         """Sets the file of a layer aside."""
         self.put_file(self._directory.path_of(id), ".".join(id.path.parts[:3]), error)
 
-    def put_files(self, errors: Sequence[CorruptionError]) -> None:
-        """Sets the manifests aside of which these errors tell."""
+    def put_files(self, errors: Sequence[CorruptionError], prefix: str = "manifest") -> None:
+        """Sets the files aside of which these errors tell, under names that begin with `prefix`."""
         for error in errors:
-            self.put_damaged(error, "manifest")
-
-    def put_damaged(self, error: CorruptionError, prefix: str) -> None:
-        """Sets the file aside of which an error tells."""
-        assert error.path is not None, "of a file that was listed"
-        self.put_file(error.path, prefix, error)
+            assert error.path is not None, "of a file that was listed"
+            self.put_file(error.path, prefix, error)
 
     def put_file(self, path: Path, prefix: str, error: NosyncError) -> None:
         """Sets a file aside, under a name that begins with `prefix`."""

@@ -32,13 +32,13 @@ def temporary_path(root: Path, env: Env) -> Path:
 
 
 def discard(temporary: Path, env: Env) -> None:
-    """Removes a temporary file. Where that fails it stays until a node starts, which empties `tmp/`: what was published
-    under its name is published all the same.
+    """Removes a temporary file. Where that fails it stays for a day, or until a node starts, which empties `tmp/`: what was
+    published under its name is published all the same.
     """
     try:
         env.unlink(temporary)
     except OSError as error:
-        log.warning("%s stays until the node starts again: %s", temporary, error)
+        log.warning("%s stays for now: %s", temporary, error)
 
 
 def discard_old(root: Path, env: Env) -> None:

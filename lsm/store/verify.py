@@ -54,19 +54,8 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
             errors.append(str(error))
         if progress:
             progress(done, len(paths))
-    kept: Mapping[str, Epoch | None] = {}
-    try:
-        refs = read_refs(root, env)
-        kept, errors = refs.kept_until(), errors + ([missing_entry(root, refs)] if refs.later else [])
-    except NosyncError as error:
-        errors.append(str(error))
-    manifests = 0
-    for timeline in env.list_dir(root / MANIFESTS):
-        sealed = ManifestLog(timeline, root, env)
-        errors += [str(error) for error in read_manifest_log(sealed, root, env)]
-        manifests += len(sealed)
-        if timeline in kept:
-            errors += _others(sealed, kept[timeline], found)
+    manifests, wrong = _verify_manifests(directory, found)
+    errors += wrong
     for register in register_files(root, env):
         try:
             read_small(root / register, env)
@@ -79,6 +68,28 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
     except NosyncError as error:
         errors.append(str(error))
     return VerifyReport(len(found), manifests, size, tuple(errors))
+
+
+def _verify_manifests(directory: LayerDirectory, found: Mapping[LayerId, Digest]) -> tuple[int, list[str]]:
+    """Returns how many manifests there are, and what is wrong with them, or with the layers that were found of them."""
+    env, root = directory.env, directory.root
+    kept: Mapping[str, Epoch | None] = {}
+    errors: list[str] = []
+    manifests = 0
+    try:
+        refs = read_refs(root, env)
+        kept = refs.kept_until()
+        if refs.later:
+            errors.append(missing_entry(root, refs))
+    except NosyncError as error:
+        errors.append(str(error))
+    for timeline in env.list_dir(root / MANIFESTS):
+        sealed = ManifestLog(timeline, root, env)
+        errors += [str(error) for error in read_manifest_log(sealed, root, env)]
+        manifests += len(sealed)
+        if timeline in kept:
+            errors += _others(sealed, kept[timeline], found)
+    return manifests, errors
 
 
 def _others(sealed: ManifestLog, until: Epoch | None, found: Mapping[LayerId, Digest]) -> Iterator[str]:

@@ -6,8 +6,6 @@ import logging
 import threading
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from nosync.checkpoints.api import Watch, watch
 from nosync.lsm.errors import NosyncError
@@ -19,7 +17,7 @@ AGAIN_AFTER_LOOKS = 10
 
 
 class Watches:
-    """Watches checkpoints in threads. Use it in `with`, or call `close`."""
+    """Watches checkpoints in threads, until `close`."""
 
     def __init__(self, data: Path, paths: Mapping[str, str], problems: MutableMapping[str, str]) -> None:
         """`paths`: of the checkpoints, by name. `problems`: where the node tells what is wrong, by what it is about."""
@@ -69,11 +67,3 @@ class Watches:
         else:
             self._problems[f"checkpoint {name}"] = problem
         return problem != before
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

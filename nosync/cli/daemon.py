@@ -162,7 +162,7 @@ def _keep_checkpoints(config: DaemonConfig, problems: dict[str, str], beside: co
         beside.enter_context(door)
         err.print(f"queries write checkpoints on {config.door}: nosync checkpoint address NAME", soft_wrap=True)
     if config.checkpoints:
-        beside.enter_context(Watches(config.data, config.checkpoints, problems))
+        beside.callback(Watches(config.data, config.checkpoints, problems).close)
 
 
 def _take_descriptors() -> None:

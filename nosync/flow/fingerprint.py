@@ -212,14 +212,11 @@ def _attributes(function: types.FunctionType) -> dict[str, Any]:
     """Returns the values and functions that a function has as attributes, but for what it sets itself: a count of calls, say.
     Caches and the like differ from process to process.
     """
-    found = {
-        n: v for n, v in vars(function).items() if isinstance(v, (*_SIMPLE, types.FunctionType)) and n != "__wrapped__"
-    }
-    stored = (
-        {one.argval for one in dis.get_instructions(function.__code__) if one.opname == "STORE_ATTR"}
-        if found
-        else set()
-    )
+    kinds = (*_SIMPLE, types.FunctionType)
+    found = {name: v for name, v in vars(function).items() if isinstance(v, kinds) and name != "__wrapped__"}
+    if not found:
+        return found
+    stored = {one.argval for one in dis.get_instructions(function.__code__) if one.opname == "STORE_ATTR"}
     return {name: found[name] for name in sorted(found.keys() - stored)}
 
 

@@ -25,18 +25,16 @@ class PerKey:
     def __call__(self, changes: pa.Table, state: pa.Table) -> Any:
         before = {self._key_of(row): row for row in state.to_pylist()}
         grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         for row in changes.to_pylist():
-            key = self._key_of(row)
-            grouped.setdefault(key, []).append(row)
-            keys.setdefault(key, tuple(row[name] for name in self.key))
-        for key, row in before.items():
-            grouped.setdefault(key, [])  # its timer fired
-            keys.setdefault(key, tuple(row[name] for name in self.key))
+            grouped.setdefault(self._key_of(row), []).append(row)
+        for found in before:
+            grouped.setdefault(found, [])  # its timer fired
         after = []
         outputs: dict[str, list[dict[str, Any]]] = {}
-        for number, rows in grouped.items():
-            key, old = keys[number], before.get(number)
+        for found, rows in grouped.items():
+            old = before.get(found)
+            first = rows[0] if rows else before[found]
+            key = tuple(first[name] for name in self.key)
             values = self.fn(key, rows, None if old is None else self._without_key(old))
             if isinstance(values, tuple):
                 values, more = values

@@ -149,17 +149,19 @@ class CallbackSink:
         given = self.last_given(marks)
         if given is not None and given >= t:
             return False
+        unsent = marks.unsent()  # by a call that failed, or died; with another guarantee, maybe
         if self.guarantee == GAP:
             marks.mark(t)
-            marks.take_back(marks.unsent())
+            marks.take_back(unsent)
             self.function(changes(), t)
-            return True
-        if self.on_withdraw is not None:  # it is to hear of what a call wrote that failed, or died
+        elif self.on_withdraw is not None:  # it is to hear of what a call wrote that failed
             marks.begin_sending(t)
-        self.function(changes(), t)
-        if not marks.delivered(t):
+            self.function(changes(), t)
+            marks.take_back(marks.unsent())
+        else:
+            self.function(changes(), t)
             marks.mark(t)
-        marks.take_back(marks.unsent())
+            marks.take_back(unsent)
         return True
 
     def is_begun(self, marks: DeliveryLog) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, Window
@@ -97,9 +97,9 @@ class _Told:
         self._changes, self._where = changes, where
         self._columns = changes.columns.of(rows.columns, self)
         self._keys = self.checked(changes.keys, rows.columns)
-        by, deletes = column(changes.sequence_by, where), changes.deletes
-        is_deleted = F.lit(False) if deletes is None else F.coalesce(column(deletes, where), F.lit(False))
-        is_lacking = reduce(lambda a, b: a | b, (F.col(quoted(key)).isNull() for key in self._keys))
+        by, deletes = _column(changes.sequence_by, where), changes.deletes
+        is_deleted = F.lit(False) if deletes is None else F.coalesce(_column(deletes, where), F.lit(False))
+        is_lacking = reduce(or_, (F.col(quoted(key)).isNull() for key in self._keys))
         # Without the line: what a message says is part of what a stage computes.
         no_order = f"AUTO CDC {name}: SEQUENCE BY is null in a row, and it says which row of a key is the newest"
         no_key = f"AUTO CDC {name}: a key is null in a row: KEYS are {', '.join(self._keys)}"
@@ -150,7 +150,7 @@ class _Told:
         rows = self._rows.withColumn(_PLACE, F.row_number().over(of_one_time)).where(f"{_PLACE} = 1")
 
         def goes_on(beside: Any) -> Column:
-            """Whether the row beside a row is not deleted, and agrees with it."""
+            """Returns whether the row beside a row is not deleted, and agrees with it."""
             agrees = (F.col(quoted(one)).eqNullSafe(beside(quoted(one)).over(in_order)) for one in tracked)
             return reduce(and_, agrees, F.coalesce(~beside(_DELETED).over(in_order), F.lit(False)))
 
@@ -165,7 +165,7 @@ class _Told:
         return began.select(*map(quoted, self._columns), *times)
 
 
-def column(given: Any, where: str) -> Column:
+def _column(given: Any, where: str) -> Column:
     """Returns an expression of a definition as a Column of this session. Those of Spark Connect are text inside."""
     if isinstance(given, str):
         return F.expr(given)
@@ -185,6 +185,6 @@ def column(given: Any, where: str) -> Column:
 
 def _name_in(given: Any, where: str) -> str:
     """Returns the name of the column that a definition gives as a text or as a Column."""
-    expression = cast("ClassicColumn", column(given, where))._jc.node() if not isinstance(given, str) else None
+    expression = cast("ClassicColumn", _column(given, where))._jc.node() if not isinstance(given, str) else None
     name = given if expression is None else str(expression.sql())
     return name.strip("`")

@@ -48,27 +48,25 @@ class Conflicts:
             conflicts, discarded = self._replica.copies.conflicts(), self._replica.copies.discarded_elsewhere()
             peers = self._replica.peers.values()
             differ = {(peer.node, timeline): t for peer in peers for timeline, t in peer.differs_from.items()}
-        told = {
-            _CONFLICT
-            + name: f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as "
-            "well, or wait for the node whose contents count"
-            for name, node in itertools.islice(discarded.items(), _MOST_TOLD)
-        }
-        told |= {
-            _CONFLICT
-            + name: f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
-            "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
-            for name, (node, ours, theirs) in itertools.islice(conflicts.items(), _MOST_TOLD)
-        }
-        told |= {
-            f"{_HISTORIES}{timeline} with {node}": f"node {node} sealed other contents from epoch {t} on, and has put them into "
-            "an archive: nothing of it is taken here. Decide whose count, export what is wanted of the others, and empty that "
-            "node's directory"
-            for (node, timeline), t in differ.items()
-        }
+        told: dict[str, str] = {}
+        for name, node in itertools.islice(discarded.items(), _MOST_TOLD):
+            told[_CONFLICT + name] = (
+                f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
+                "wait for the node whose contents count"
+            )
+        for name, (node, ours, theirs) in itertools.islice(conflicts.items(), _MOST_TOLD):
+            told[_CONFLICT + name] = (
+                f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
+                "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
+            )
+        for (node, timeline), t in differ.items():
+            told[f"{_HISTORIES}{timeline} with {node}"] = (
+                f"node {node} sealed other contents from epoch {t} on, and has put them into an archive: nothing of it is "
+                "taken here. Decide whose count, export what is wanted of the others, and empty that node's directory"
+            )
         if rest := len(conflicts.keys() | discarded.keys()) + len(differ) - len(told):
             told[_MORE] = f"{rest:,} files more: nosync conflicts lists all"
-        for name in list(self._problems):  # in one go: other threads change it
-            if name.startswith((_CONFLICT, _HISTORIES, _MORE)) and name not in told:
-                self._problems.pop(name, None)
+        for what in list(self._problems):  # in one go: other threads change it
+            if what.startswith((_CONFLICT, _HISTORIES, _MORE)) and what not in told:
+                self._problems.pop(what, None)
         self._problems.update(told)

@@ -121,13 +121,12 @@ class Servers:
     def _watch_revoked(self) -> None:
         assert self._ways.certificates is not None, "it is started with them"
         revocations = self._ways.certificates.revocations
-        ended = revocations.serials  # not what look() finds new: whoever dials looks as well
+        seen = revocations.additions
         while not self._closing.wait(LOOK_EVERY_S):
-            revocations.look()
-            serials = revocations.serials
-            if not serials <= ended:
+            revocations.look()  # whoever dials looks as well
+            if revocations.additions != seen:
+                seen = revocations.additions
                 self._links.end_revoked(revocations)
-            ended = serials
 
     def stop(self) -> None:
         self._closing.set()

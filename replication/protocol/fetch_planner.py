@@ -54,9 +54,7 @@ class FetchPlanner:
     def fetch(self) -> list[Effect]:
         """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
         for peer in self._state.peers.values():
-            if (
-                peer.session is None
-            ):  # nothing is asked of it; but what it holds is counted, unless it is of another history
+            if peer.session is None:  # what it holds is counted, unless it is of another history
                 self.todo.refresh(peer)
         return [effect for peer in self._state.linked() for effect in self.fetch_from(peer)]
 

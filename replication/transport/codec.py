@@ -108,9 +108,9 @@ class Encoder:
         held, offset, pays = request.held, request.offset, True
         file.seek(offset)
         is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
-        while offset < held.size_bytes or not held.size_bytes:  # an empty file is one empty piece
+        while True:  # an empty file is one empty piece
             data = file.read(min(CHUNK_BYTES, held.size_bytes - offset))
-            if not data and held.size_bytes:
+            if not data and offset < held.size_bytes:
                 raise OSError(errno.EIO, f"the file ends after {offset} of {held.size_bytes} bytes")
             if is_small:
                 yield from self._learned_from(data)
@@ -127,7 +127,7 @@ class Encoder:
                 )
             )
             offset += len(data)
-            if not held.size_bytes:
+            if offset >= held.size_bytes:
                 return
 
     def _learned_from(self, data: bytes) -> Iterator[pb.Frame]:

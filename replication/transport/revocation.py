@@ -80,6 +80,8 @@ class Revocations:
         self._lock = threading.Lock()
         self._seen = self._stamp()
         self._serials = read_revoked(self._path)
+        self.additions = 0
+        """How often the list was found to revoke more than before: whoever acts on that remembers up to where it has."""
 
     @property
     def serials(self) -> frozenset[int]:
@@ -97,6 +99,7 @@ class Revocations:
                 log.error("the list of revoked certificates from before counts: %s", error)
                 self._seen = stamp
                 return
+            self.additions += bool(found - self._serials)
             self._seen, self._serials = stamp, found
             log.warning("%s names %d certificates", self._path, len(found))
 

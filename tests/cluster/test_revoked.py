@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.replication.transport.certs import make_certificates, revoke
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
-from nosync.replication.transport.revocation import LOOK_EVERY_S, REVOKED, Revocations, read_revoked, serial_of
+from nosync.replication.transport.revocation import REVOKED, Revocations, read_revoked, serial_of
 from nosync.testing.daemon_cluster import eventually, running
 from tests.helpers.daemons import publish
 
@@ -119,9 +118,9 @@ def test_a_link_of_the_revoked_is_ended_also_while_another_node_is_dialled(tmp_p
     with running(tmp_path / "nodes", ("n1", "n2", "n3"), replicas=2, start=()) as daemons:
         daemons.start("n1", "--tls", str(tls))
         daemons.start("n2", "--tls", str(of_thief))
-        for _ in range(3):
+        for number in range(3):
             (tls / REVOKED).unlink(missing_ok=True)
-            time.sleep(2 * LOOK_EVERY_S)  # nothing says when the daemon has seen that
+            eventually("it has seen that", lambda: daemons.log("n1").count("names 0 certificates") == number)  # noqa: B023
             eventually("they are linked", lambda: daemons.peer("n1", "n2").state == "up")
             revoke(tls, ["n2"])
             eventually("it is ended", lambda: daemons.peer("n1", "n2").state in ("away", "refused"))
