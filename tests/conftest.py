@@ -122,6 +122,8 @@ def session_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     spark = request.getfixturevalue("spark")
+    # Where a test made a session of its own, that one would stay active: Spark plans `frame.rdd` by the active session.
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     before = _session_state(spark)
     yield
     assert _session_state(spark) ^ before == set()
