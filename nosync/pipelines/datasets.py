@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from nosync.job.sinks import Sink
+
 MATERIALIZED_VIEW = "materialized view"
 """It is what its query gives of all rows."""
 STREAMING_TABLE = "streaming table"
 """Its queries are asked of rows as they come. With another query it goes on; what it has stays."""
+SINK = "sink"
+"""A streaming table whose rows also go outside, epoch by epoch."""
 TEMPORARY_VIEW = "temporary view"
 """A name for a query, for other datasets of the project. It has no rows of its own."""
 
@@ -40,5 +44,7 @@ class Dataset:
     queries: list[Query] = field(default_factory=list)
     follows: bool = True
     """Whether it is what its query gives of all rows that came, so that another query means other rows for all of them."""
+    sink: Sink | None = None
+    """Where its rows go."""
     notes: list[str] = field(default_factory=list)
     """What of its definition has no meaning here."""

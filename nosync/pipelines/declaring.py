@@ -17,7 +17,7 @@ from nosync.flow.kinds import CHANGES, FINAL
 from nosync.flow.views import View
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.pipelines.datasets import MATERIALIZED_VIEW, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
+from nosync.pipelines.datasets import MATERIALIZED_VIEW, SINK, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
 from nosync.pipelines.definitions import Definitions
 from nosync.pipelines.inputs import Input, Inputs, outside_leaves, types_of
 from nosync.pipelines.reading import NotYet, ProjectPlanner
@@ -132,20 +132,20 @@ class _Declared:
                 f"{query.where}: {query.name} reads a stream, and a materialized view is of tables: read it with "
                 "spark.read or without STREAM, or define a streaming table"
             )
-        if dataset.kind == STREAMING_TABLE:
-            self._check_streams(query, frame)
+        if dataset.kind in (STREAMING_TABLE, SINK):
+            self._check_streams(query, frame, dataset.kind)
         return frame
 
     def _recorded(self) -> set[str]:
         return {name for name, one in self.done.items() if one.kind != TEMPORARY_VIEW}
 
     @staticmethod
-    def _check_streams(query: Query, frame: DataFrame) -> None:
+    def _check_streams(query: Query, frame: DataFrame, kind: str) -> None:
         leaves = outside_leaves(frame._jdf.queryExecution().analyzed(), ())
         still = next((leaf for leaf in leaves if not leaf.isStreaming()), None)
         if not frame.isStreaming:
             raise FlowError(
-                f"{query.where}: {query.name} reads no stream, and a streaming table is of rows as they come: read it with "
+                f"{query.where}: {query.name} reads no stream, and a {kind} is of rows as they come: read it with "
                 "spark.readStream or STREAM, or define a materialized view"
             )
         if still is not None:
@@ -161,7 +161,7 @@ class _Declared:
         if dataset.kind == TEMPORARY_VIEW:
             frame.createOrReplaceTempView(quoted(dataset.name))
             return
-        only_grows = dataset.kind == STREAMING_TABLE and not any(query.is_cdc for query in dataset.queries)
+        only_grows = dataset.kind in (STREAMING_TABLE, SINK) and not any(query.is_cdc for query in dataset.queries)
         emit = FINAL if only_grows else CHANGES
         view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows, emit=emit)
         self._flow.declare_view(view, self._planner)

@@ -21,13 +21,19 @@ from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.pipelines.auto_cdc import Changes, Chosen, changes_of, name_of, rows_of
-from nosync.pipelines.datasets import MATERIALIZED_VIEW, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
+from nosync.pipelines.datasets import MATERIALIZED_VIEW, SINK, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
 from nosync.pipelines.reading import ProjectPlanner
+from nosync.pipelines.sinks import sink_of
 from nosync.pipelines.spec import Spec
 from nosync.spark.errors import first_line, without_log
 from nosync.spark.plans.catalyst import Node, found, items, kind_of
 
-_KINDS = {MaterializedView: MATERIALIZED_VIEW, StreamingTable: STREAMING_TABLE, TemporaryView: TEMPORARY_VIEW}
+_KINDS = {
+    MaterializedView: MATERIALIZED_VIEW,
+    StreamingTable: STREAMING_TABLE,
+    TemporaryView: TEMPORARY_VIEW,
+    Sink: SINK,
+}
 _LAYOUT = ("partition_cols", "cluster_by", "format", "table_properties")
 """How Spark would lay out a dataset's files."""
 
@@ -57,6 +63,10 @@ class Definitions(GraphElementRegistry):
                     f"{query.where}: {query.name} fills {name}, which is not defined: "
                     f"create_streaming_table({name!r}) defines it{did_you_mean(name, self.datasets)}"
                 )
+            if query.is_cdc and self.datasets[name].kind == SINK:
+                raise FlowError(
+                    f"{query.where}: {name} is a sink, and AUTO CDC changes the rows of its target: let it fill a streaming table"
+                )
             self.datasets[name].queries.append(query)
             self.datasets[name].follows |= query.is_cdc  # what a key has is changed and taken back
         for dataset in self.datasets.values():
@@ -77,12 +87,14 @@ class Definitions(GraphElementRegistry):
         where = self._location(output.source_code_location)
         kind = _KINDS.get(type(output))
         if kind is None:
-            what = "a sink" if isinstance(output, Sink) else type(output).__name__
-            raise FlowError(
-                f"{where}: {output.name} is {what}, which this command does not fill: read the dataset in the store, or "
-                "run a nosync.Job of your own with sinks="
-            )
+            raise FlowError(f"{where}: {output.name} is a {type(output).__name__}, which this command does not fill")
         dataset = self._add(output.name, kind, where, getattr(output, "schema", None))
+        if isinstance(output, Sink):
+            dataset.sink = sink_of(output, where, self._spec.root)
+            dataset.notes.append(
+                "its rows have _change_type and the epoch beside their columns, and are in the store too"
+            )
+            return
         ignored = [name for name in _LAYOUT if getattr(output, name, None)]
         if ignored:
             dataset.notes.append(f"{', '.join(ignored)}: a store lays out its own files")
@@ -185,7 +197,7 @@ class Definitions(GraphElementRegistry):
         name = self._name(name, where)
         if name in self.datasets:
             raise FlowError(f"{where}: {name} is defined already, in {self.datasets[name].where}")
-        self.datasets[name] = Dataset(name, kind, where, schema, follows=kind != STREAMING_TABLE)
+        self.datasets[name] = Dataset(name, kind, where, schema, follows=kind not in (STREAMING_TABLE, SINK))
         return self.datasets[name]
 
     def _add_changes(self, target: str, name: str, where: str, changes: Changes) -> None:

@@ -178,7 +178,8 @@ def _job(pipeline: Pipeline, store: Store, branch: str, shards: int | None) -> J
         or (manifest.shard_count if manifest else None)
         or min(_MOST_SHARDS, spark.sparkContext.defaultParallelism)
     )
-    return Job(pipeline.flow, store, spark=spark, shards=shards, branch=branch)
+    sinks = {name: one.sink for name, one in pipeline.datasets.items() if one.sink is not None and branch == MAIN}
+    return Job(pipeline.flow, store, spark=spark, shards=shards, branch=branch, sinks=sinks)
 
 
 def _again(job: Job, advance: Callable[[], EpochReport | None]) -> EpochReport | None:

@@ -32,7 +32,7 @@ class Project:
 
     def __init__(self, root: Path, spark: SparkSession, **files: str) -> None:
         """`files`: those in `transformations/`, by name without ending: SQL where they begin with CREATE."""
-        self.root, self._spark, self._count, self.given = root, spark, 0, 0
+        self.root, self.spark, self._count, self.given = root, spark, 0, 0
         (root / "data").mkdir(parents=True, exist_ok=True)
         (root / "spark-pipeline.yml").write_text(SPEC.format(root=root))
         for name, text in files.items():
@@ -60,7 +60,7 @@ class Project:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def declare(self) -> Pipeline:
-        return declare_project(read_spec(self.root), self._spark)
+        return declare_project(read_spec(self.root), self.spark)
 
     def run(self, shards: int | None = 1, said: Callable[[str], object] = lambda _: None) -> RunReport:
         with nosync.open(self.root / "store") as store:

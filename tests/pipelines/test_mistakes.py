@@ -55,7 +55,16 @@ CDC_IN_SQL = pytest.mark.skipif(
          "dp.create_streaming_table('a')\n"
          "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', except_column_list=['opp'])",
          "t.py:11: b has no column 'opp'; it has id, op, t .*'op'"),
-        ("dp.create_sink('a', 'kafka', {})", "a is a sink"),
+        ("dp.create_sink('a', 'kafka', {})", "t.py:7: sink a: format 'kafka' is not one of parquet, delta"),
+        ("dp.create_sink('a', 'parquet', {})", "sink a: format 'parquet' needs the option 'path'"),
+        ("dp.create_sink('a', 'parquet', {'path': 'out', 'partitionBy': 'x'})", "option partitionBy has no meaning"),
+        ("dp.create_sink('a', 'parquet', {'path': 'hdfs://host/out'})", "t.py:7: sink a: .*hdfs:// is not known"),
+        ("dp.create_sink('a', 'parquet', {'path': 'out'})", "nothing fills a"),
+        ("dp.create_sink('a', 'parquet', {'path': 'out'})\n\n@dp.append_flow(target='a')\ndef f():\n    return spark.range(3)",
+         "t.py:9: f reads no stream, and a sink is of rows as they come"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, t int').json('data/')\n"
+         "dp.create_sink('a', 'parquet', {'path': 'out'})\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t')", "t.py:11: a is a sink, and AUTO CDC"),
         ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
         ("@dp.materialized_view(name='a b')\ndef a():\n    return spark.range(3)", "t.py:7: dataset name 'a b'"),
         ("import nothing_such", "t.py: ModuleNotFoundError: No module named 'nothing_such'"),

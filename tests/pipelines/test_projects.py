@@ -77,6 +77,52 @@ def test_a_project_runs_and_what_comes_later_is_added(shop: Project) -> None:
     assert shop.rows("people", as_of=last) == counted(("Rome", "ann"), ("Bern", "bob"))
 
 
+SINKS = """
+@dp.table
+def orders():
+    return spark.readStream.schema("customer string, amount double").json("data/orders")
+
+dp.create_sink("large", "parquet", {"path": "out/large"})
+
+@dp.append_flow(target="large")
+def from_orders():
+    return spark.readStream.table("orders").where("amount > 10")
+
+dp.create_sink("all", "delta", {"path": "out/all"})
+
+@dp.append_flow(target="all")
+def whole():
+    return spark.readStream.table("orders").select("customer")
+"""
+
+
+def _in_files(project: Project, columns: str = "customer, amount, epoch") -> Counter[tuple[Any, ...]]:
+    frame = project.spark.read.parquet(str(project.root / "out" / "large"))
+    return Counter(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
+
+
+def test_sinks_get_what_comes_once_and_an_edit_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", spark, sinks=SINKS)
+    project.give("orders", [{"customer": "ann", "amount": 5}, {"customer": "bob", "amount": 20}])
+    report = project.run()
+    assert report.rows == {"orders": 2, "large": 1, "all": 2}
+    assert _in_files(project) == counted(("bob", 20.0, 0))
+    assert project.run().epochs == (), "nothing came"
+
+    project.give("orders", [{"customer": "cy", "amount": 30}, {"customer": "dee", "amount": 8}])
+    project.write("sinks", SINKS.replace("amount > 10", "amount > 7"))
+    with nosync.open(project.root / "store") as store:
+        branch_off(project.declare(), store, "lower", None)
+    assert _in_files(project) == counted(("bob", 20.0, 0)), "a branch gives nothing"
+    project.run()
+    assert _in_files(project) == counted(("bob", 20.0, 0), ("cy", 30.0, 1), ("dee", 8.0, 1))
+    assert _in_files(project, "_change_type") == counted(("insert",), ("insert",), ("insert",))
+    assert project.rows("large") == counted((20.0, "bob"), (30.0, "cy"), (8.0, "dee"))
+    deltalake = pytest.importorskip("deltalake")
+    table = deltalake.DeltaTable(str(project.root / "out" / "all")).to_pyarrow_table()
+    assert sorted(table["customer"].to_pylist()) == ["ann", "bob", "cy", "dee"]
+
+
 @pytest.mark.long("make spark")
 def test_equal_rows_of_a_table_are_counted_and_one_of_them_may_go(spark: SparkSession, tmp_path: Path) -> None:
     view = "@dp.materialized_view\ndef items():\n    return spark.read.schema('item string, n int').json('data/items.json')"
