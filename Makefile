@@ -85,9 +85,11 @@ kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any momen
 	NOSYNC_LONG=1 NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -q tests/simulation/test_cluster.py
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 remote: setup  ## Copies in an object store under faults, from SEEDS=10000 seeds, then CYCLES=200 times kill -9 while they are made (an hour).
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -q tests/simulation/test_remote.py
 	$(BIN)/python -m tests.simulation.remote --seeds $(SEEDS)
 	@rm -rf build/remote && mkdir -p build/remote
 	$(BIN)/python -m tests.crash.remote_kills --cycles $(CYCLES) --url file://$(CURDIR)/build/remote
@@ -100,8 +102,7 @@ model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spi
 	sh docs/model/check.sh
 
 checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (half an hour).
-	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py tests/checkpoints/door/test_with_spark.py \
-		tests/checkpoints/door/test_tls_with_spark.py
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints
 
 parity: setup  ## Structured Streaming queries and the flows that they become, ROUNDS=30 times with rows of chance (about an hour).
 	NOSYNC_LONG=1 NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
@@ -110,7 +111,8 @@ views: setup  ## Queries kept up to date beside Spark's own, TPC-H among them, V
 	NOSYNC_LONG=1 NOSYNC_VIEWS=$(VIEWS) NOSYNC_QUERIES=$(QUERIES) $(BIN)/python -m pytest -v tests/views --timeout 0
 
 properties: setup  ## Thirty times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
-	NOSYNC_LONG=1 NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
+	NOSYNC_LONG=1 NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model tests/format \
+		tests/testing/test_flow_tester.py --timeout 0
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.
 	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import nosync
+from tests.helpers.long_suites import target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,11 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
             if seen[test] > marker.args[0]:
                 item.add_marker(pytest.mark.long(*marker.args[1:]))
-    if os.environ.get("NOSYNC_LONG"):
-        return
     for item in items:
-        if (marker := item.get_closest_marker("long")) is not None:
-            target = marker.args[0] if marker.args else "make spark"
+        target = target_of(item)
+        if target is not None and not os.environ.get("NOSYNC_LONG"):
             item.add_marker(pytest.mark.skip(reason=f"of the long suite: {target}"))
 
 

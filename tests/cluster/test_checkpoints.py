@@ -122,6 +122,7 @@ def test_a_damaged_copy_is_found_and_comes_again(daemons: Daemons, tmp_path: Pat
     eventually("the file is whole again", lambda: target.read_bytes() == good)
 
 
+@pytest.mark.long("make cluster")
 def test_each_node_removes_what_nobody_needs(daemons: Daemons, tmp_path: Path) -> None:
     query = FakeQuery(tmp_path / "words", "changelog")
     with nosync.checkpoints.watch(query.root, daemons.data("n1"), keep_batches=2) as watch:
@@ -227,7 +228,8 @@ def test_only_the_owner_asks_for_a_checkpoint_and_only_by_its_name(daemons: Daem
     client.close()
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("strict", marks=pytest.mark.long("make cluster"))])
+@pytest.mark.long("make cluster")
+@pytest.mark.parametrize("mode", ["async", "strict"])
 def test_a_query_behind_the_door_goes_on_beside_another_daemon(daemons: Daemons, tmp_path: Path, mode: str) -> None:
     """Nothing is restored by hand: the door beside the other daemon has what the first one's had."""
     door = serve(daemons.data("n1"), mode=mode)  # type: ignore[arg-type]

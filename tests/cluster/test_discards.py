@@ -44,7 +44,7 @@ def values(daemons: Daemons, node: str) -> list[int | None]:
         return [store.lookup("c", pa.table({"k": [1]}), t).column("v")[0].as_py() for t in epochs]
 
 
-@pytest.mark.few(1, "make cluster")
+@pytest.mark.long("make cluster")
 @pytest.mark.parametrize("right", ["n1", "n2", "n3"])
 def test_what_two_nodes_give_up_comes_back_from_neither(tmp_path: Path, right: str) -> None:
     first, second = (node for node in NODES if node != right)

@@ -118,6 +118,7 @@ def is_safe(daemons: Daemons, t: int, node: str) -> bool:
     return nosync.checkpoint("words", daemons.data(node)).status(last=0).safe == t
 
 
+@pytest.mark.long("make cluster")
 @pytest.mark.parametrize("kind", KINDS if IS_LONG else ("v2",))
 def test_partitions_move_from_host_to_host(doors: Doors, tmp_path: Path, kind: str) -> None:
     query = Spread(tmp_path / "ck", doors, kind)
@@ -167,6 +168,7 @@ def test_two_drivers_on_two_hosts_do_not_both_write_a_batch(doors: Doors, tmp_pa
     assert doors.client("n3").read("offsets/2") == b"v1\n{}\n1"
 
 
+@pytest.mark.long("make cluster")
 @pytest.mark.parametrize("kind", ["hdfs", "v2"] if IS_LONG else ["v2"])
 def test_the_host_of_the_driver_is_lost(doors: Doors, tmp_path: Path, kind: str) -> None:
     """Nothing is restored by hand: the driver starts on another host, and goes on from what is kept."""
@@ -214,6 +216,7 @@ def test_the_door_that_serves_is_opened_again_in_the_middle_of_a_batch(doors: Do
     eventually("batch 4 is safe", lambda: is_safe(doors.daemons, 4, "n1"))
 
 
+@pytest.mark.long("make cluster")
 def test_a_host_of_tasks_is_lost_in_the_middle_of_a_batch(doors: Doors, tmp_path: Path) -> None:
     query = Spread(tmp_path / "ck", doors, "v2")
     query.run(3)

@@ -13,7 +13,7 @@ from nosync.testing.daemon_cluster import eventually, running
 from tests.helpers.daemons import _inputs, _publish_with_input, expected, state
 
 
-@pytest.mark.few(1, "make cluster")
+@pytest.mark.long("make cluster")
 @pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])
 def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str, nodes_that_keep: int) -> None:
     nodes = ("n1", "n2")

@@ -127,6 +127,7 @@ def test_a_wiped_node_that_is_refused_has_no_copies_any_more(tmp_path: Path) -> 
         assert daemons.peer("n1", "n2").behind_files > 5, "nothing of what it had counts"
 
 
+@pytest.mark.long("make cluster")
 def test_what_another_history_merged_replaces_nothing_that_is_safe(tmp_path: Path) -> None:
     """A node that nobody reached went on alone, further than the others, and merged its epochs with those that all had."""
 

@@ -94,6 +94,7 @@ def test_it_reads_as_of_every_epoch(root: Path, version: str, branch: str) -> No
         assert [state_of(runner, t) for t in range(EPOCHS)] == expected_of(version)[branch]
 
 
+@pytest.mark.few(1, "make properties")
 @pytest.mark.parametrize("branch", ["main", "tripled"])
 def test_it_goes_on_as_a_store_that_was_never_closed(root: Path, version: str, branch: str, tmp_path: Path) -> None:
     """Another epoch on top of what was read from disk is what a store of its own says after all of them."""

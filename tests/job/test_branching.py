@@ -322,6 +322,7 @@ def test_a_sink_that_does_not_say_what_it_has_is_given_a_promoted_branchs_epochs
     assert ("withdrawn after", 1) in sink.did[: sink.did.index(("given", 2))]
 
 
+@pytest.mark.long
 def test_a_branch_keeps_its_part_of_the_parents_history(spark: SparkSession, open_store: OpenStore) -> None:
     """With retain=0 everything before the newest epoch may be merged away, but not what a branch begins at."""
     store = open_store(settings=nosync.StoreSettings(retain=0, background=False))
@@ -393,7 +394,7 @@ def test_what_was_placed_by_one_key_can_be_asked_for_by_another(spark: SparkSess
     assert again.recover(epoch).unrecoverable == {}, "each epoch's rows go where they went"
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("to", [0, 1])
 def test_main_rewound_to_before_a_promoted_branch(spark: SparkSession, open_store: OpenStore, to: int) -> None:
     """The code that recorded what is left goes on; the promoted one is refused, and told why."""

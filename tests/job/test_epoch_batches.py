@@ -116,7 +116,7 @@ def test_replayed_together(
     assert (one_by_one.layers_computed, one_by_one.layers_shared) == (report.layers_computed, report.layers_shared)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
     what_if = job.branch("what-if", at=1, replace={"kept": some_until_five})
     with pytest.raises(nosync.StageError, match=r"stage kept .* timestamp 5.*item 50 came"):

@@ -59,6 +59,7 @@ def test_a_failed_epoch_of_a_stream(spark: SparkSession, open_store: OpenStore, 
     assert [row.total for row in job.read("sums").collect()] == [1]
 
 
+@pytest.mark.long
 def test_corrected_rows_for_an_epoch_that_failed(spark: SparkSession, open_store: OpenStore) -> None:
     job = nosync.Job(flow(), open_store(), spark=spark, shards=1)
 

@@ -107,6 +107,7 @@ def test_a_read_can_be_part_of_any_plan(spark: SparkSession, store: nosync.Store
     assert job.changes("totals", -1, 1).coalesce(1).count() == job.changes("totals", -1, 1).count()
 
 
+@pytest.mark.long
 def test_shuffled_input_and_other_tasks_give_the_same_layers(spark: SparkSession, open_store: OpenStore) -> None:
     frames = epochs(3, 2)
     found = []
@@ -144,6 +145,7 @@ def test_recomputing_lost_layers_gives_the_same_digests(spark: SparkSession, sto
     assert [rows_of(job.read("totals", as_of=t), "word") for t in range(6)] == totals
 
 
+@pytest.mark.long
 def test_a_whole_shard_is_rebuilt_even_after_merges(spark: SparkSession, store: nosync.Store) -> None:
     frames = epochs(6, 5)
     job = nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)

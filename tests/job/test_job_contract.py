@@ -365,6 +365,7 @@ def test_stores_of_other_units_are_tables_too(spark: SparkSession, store: nosync
     assert table.select("k", F.unix_micros("ns"), "list").collect() == [(1, 1_700_000_000_123_456, ["a"])]
 
 
+@pytest.mark.long
 def test_differences_of_rows_with_any_names(spark: SparkSession, store: nosync.Store) -> None:
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", "x_a string, x bigint, n bigint").map("copy", lambda rows: rows)

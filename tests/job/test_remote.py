@@ -131,6 +131,7 @@ def test_inputs_wait_for_the_object_store(spark: SparkSession, tmp_path: Path) -
         assert job.read("sums").count() == len({row[0] for row in rows(spark, 0)["rows"].collect()})
 
 
+@pytest.mark.long
 def test_spark_reads_copies(spark: SparkSession, tmp_path: Path) -> None:
     """A directory stands for the bucket: workers of this session have no credentials."""
     url = f"file://{tmp_path}/bucket"

@@ -37,7 +37,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> l
         return outcome(job, EPOCHS)
 
 
-@pytest.mark.few(1, "make cluster")
+@pytest.mark.long
 def test_a_job_goes_on_on_another_node(spark: SparkSession, tmp_path: Path, expected: list[Any]) -> None:
     with running(tmp_path / "nodes", ("n1", "n2"), replicas=2) as daemons:
         with daemons.open("n1") as store:

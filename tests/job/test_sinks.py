@@ -127,6 +127,7 @@ def test_a_sink_that_fell_behind_is_told_of_what_was_merged_away(
     assert got == [0, *range(oldest, 7)]
 
 
+@pytest.mark.long
 def test_a_promotion_that_sinks_could_not_follow_changes_nothing(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_new_sink_begins_with_the_next_epoch(spark: SparkSession, store: nosyn
     assert [path.name for path in (tmp_path / "out").glob("epoch=*")] == ["epoch=1"]
 
 
+@pytest.mark.long
 def test_a_sink_hears_of_a_rewind_by_a_job_that_did_not_have_it(
     spark: SparkSession, store: nosync.Store, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_stream_is_epochs_and_goes_on_after_a_restart(
         make_job(store, spark).stream({"words": spark.createDataFrame([("a", 1)], SCHEMA)}, checkpoint=tmp_path / "x")
 
 
+@pytest.mark.long
 def test_the_history_first_and_then_the_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     write_input(tmp_path / "all")
     for name in ("history", "in", "more"):
@@ -143,6 +144,7 @@ def test_the_history_first_and_then_the_stream(spark: SparkSession, open_store: 
         assert branch.explain("totals", {"word": "a"}, 12).inputs["words"].num_rows, "it is the main timeline's by now"
 
 
+@pytest.mark.long
 def test_batches_of_epochs_that_came_otherwise(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     write_input(tmp_path / "mine" / "in", 3)
     write_input(tmp_path / "other" / "in", 1)
@@ -327,6 +329,7 @@ def test_a_checkpoint_without_its_store_is_refused(spark: SparkSession, open_sto
         run_stream(make_job(open_store("another"), spark), spark, tmp_path)
 
 
+@pytest.mark.long
 def test_a_new_checkpoint_whose_first_batch_died_goes_on(
     spark: SparkSession, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

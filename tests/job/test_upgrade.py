@@ -85,6 +85,7 @@ def test_a_stage_goes_on_from_its_state_with_the_new_code(spark: SparkSession, o
     assert store.node.timelines.refs.names.keys() == {"main", "before-upgrade-0"}
 
 
+@pytest.mark.long
 def test_only_the_new_code_is_needed_and_what_follows_changes_begins_anew(
     spark: SparkSession, open_store: OpenStore
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_source_gets_more_columns_and_stages_come_and_go(spark: SparkSession, 
     assert store.missing() == []
 
 
+@pytest.mark.long
 def test_a_recorded_stage_is_not_recorded_any_more(spark: SparkSession, open_store: OpenStore) -> None:
     """A select is recorded where nothing follows it, and so is its code; what follows it now has both."""
 

@@ -206,6 +206,7 @@ def test_what_an_attempt_recorded_that_died_gives_way_to_other_rows(
     assert small.rows("totals") == counted(("ann", 35.0), ("bob", 20.0))
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_a_store_that_are_not_of_one_another_are_refused(small: Project) -> None:
     small.run()
     small.give("orders", [{"customer": "ann", "amount": 30}])

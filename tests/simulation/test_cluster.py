@@ -27,6 +27,7 @@ def test_faults_break_no_promise(first: int) -> None:
         assert Cluster(seed).run(), "something happened"
 
 
+@pytest.mark.few(6, "make sim")
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(MOST_SEEDS):

@@ -19,12 +19,14 @@ SEEDS = 30
 MOST_SEEDS = 1000
 
 
+@pytest.mark.few(2, "make remote")
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
 def test_faults_break_no_promise(first: int, tmp_path: Path) -> None:
     acknowledged = sum(RemoteSimulation(tmp_path / str(seed), seed).run() for seed in range(first, first + 10))
     assert acknowledged > 10, "something happened"
 
 
+@pytest.mark.few(2, "make remote")
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: Callable[[], AbstractContextManager[None]], tmp_path: Path) -> None:
     with bug():

@@ -106,7 +106,7 @@ def advance(job: nosync.Job, spark: SparkSession, t: int) -> None:
     job.advance(t, {source.name: spark.createDataFrame(given(source.name, t)) for source in job.flow.sources})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", FLOWS)
 def test_layers_are_the_same_as_by_spark(
     make: Callable[[nosync.Dataflow], None], spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -125,6 +125,7 @@ def test_layers_are_the_same_as_by_spark(
     assert len(found[0]) >= SHARDS * 3
 
 
+@pytest.mark.long
 def test_windows_of_a_query_are_run_by_the_driver(
     spark: SparkSession, open_store: OpenStore, in_driver: list[int]
 ) -> None:

@@ -114,11 +114,13 @@ def check_alike(expression: str, rows: pa.Table, columns: str, spark: SparkSessi
     return evaluated
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_an_expression_has_the_values_that_spark_gives_it(expression: str, spark: SparkSession) -> None:
     assert check_alike(expression, rows_of(0), ROWS, spark) == 2
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("expression", WIDE_EXPRESSIONS)
 def test_an_expression_over_other_types_has_the_values_that_spark_gives_it(
     expression: str, spark: SparkSession
@@ -132,6 +134,7 @@ def test_an_expression_over_other_types_has_the_values_that_spark_gives_it(
     assert check_alike(expression, rows, WIDE, spark) + check_alike(expression, small, WIDE, spark) >= 2
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("expression", OTHERS)
 def test_other_expressions_are_left_to_spark(expression: str, spark: SparkSession) -> None:
     frame = spark.createDataFrame([], f"{ROWS}, d double, day date, amount decimal(38, 2), at timestamp")
@@ -322,7 +325,7 @@ def test_expressions_of_chance_have_the_values_that_spark_gives_them(spark: Spar
     """NOSYNC_EXPRESSIONS says how many are tried."""
     from pyspark.errors import PySparkException
 
-    tries, evaluated = int(os.environ.get("NOSYNC_EXPRESSIONS", "60")), 0
+    tries, evaluated = int(os.environ.get("NOSYNC_EXPRESSIONS", "25")), 0
     for seed in range(tries):
         chance = random.Random(seed)
         rows = rows_of_chance(seed)

@@ -87,7 +87,7 @@ def ids_twice(flow: nosync.Dataflow) -> None:
     rows.aggregate("ns", key=["n"], ids=nosync.count())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [*FLOWS, two_hops, by_text, ids_twice])
 def test_layers_are_the_same_as_by_a_shuffle(
     make: Callable[[nosync.Dataflow], None],
@@ -273,6 +273,7 @@ def test_a_row_with_much_text_is_counted_by_files_as_well(
     assert left_over() == []
 
 
+@pytest.mark.long
 def test_what_fails_leaves_no_files_and_can_be_run_again(
     spark: SparkSession, open_store: OpenStore, exchanges: list[int], left_over: Callable[[], list[str]], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def stage_of(kind: str, *expressions: str) -> Stage:
     return Stage(flow, "s", kind, (source.name,), arguments=ExpressionArguments(expressions))
 
 
+@pytest.mark.few(10)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("kind", "texts"), [*((WHERE, [one]) for one in CONDITIONS), *((SELECT, one) for one in SELECTS)]

@@ -359,7 +359,11 @@ def test_sums_of_doubles_are_compared_but_for_their_last_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in ("windows", "many") else []) for name in FLOWS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long("make properties")] if name in ("windows", "many") else [])
+        for name in FLOWS
+    ],
 )
 def test_flows_of_all_operators_are_deterministic(name: str) -> None:
     with ran(name) as tester:

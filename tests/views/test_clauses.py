@@ -24,7 +24,7 @@ ROUNDS = int(os.environ.get("NOSYNC_VIEWS", "1"))
 VIEWS = named(CLAUSES)
 PARTS = parts(VIEWS, 22)
 SOME = [
-    *list(VIEWS)[3::48], "frames_by_decimals", "other_places", "distinct_pairs", "distinct_pairs_of_groups", "lambdas_of_two",
+    *list(VIEWS)[3::96], "frames_by_decimals", "other_places", "distinct_pairs", "distinct_pairs_of_groups", "lambdas_of_two",
     "finer_decimals", "parts_of_means", "having_without_a_call",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""

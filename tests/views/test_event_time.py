@@ -390,6 +390,7 @@ def _window_of_at() -> Any:
     return F.window("at", "10 minutes")
 
 
+@pytest.mark.few(8, "make views")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_go_by_event_time_is_refused(spark: SparkSession, what: str) -> None:
     flow = flow_of_clicks()

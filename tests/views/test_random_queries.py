@@ -46,7 +46,7 @@ def made(spark: SparkSession, seed: int, many: int) -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 def test_some_queries_of_chance(spark: SparkSession, open_store: OpenStore) -> None:
-    run(spark, open_store(), made(spark, 0, 4), Inputs(0), 2, [2])
+    run(spark, open_store(), made(spark, 0, 2), Inputs(0), 2, [2])
 
 
 @pytest.mark.long("make views")

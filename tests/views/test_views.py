@@ -312,7 +312,7 @@ def test_temporary_views_of_the_session_stay_what_they_were(spark: SparkSession)
         spark.catalog.dropTempView("orders")
 
 
-@pytest.mark.few(1, "make views")
+@pytest.mark.long("make views")
 @pytest.mark.parametrize("name", ["some", "orders"])
 def test_a_query_may_name_what_it_makes_of_an_input(spark: SparkSession, open_store: OpenStore, name: str) -> None:
     """Also by the name of the input, which is the input again for the view after it."""

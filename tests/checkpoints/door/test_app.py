@@ -71,6 +71,7 @@ def test_what_is_asked_without_a_path_is_the_same_for_all(door: Door) -> None:
         assert defaults["FsServerDefaults"]["replication"] == 1
 
 
+@pytest.mark.few(10, "make checkpoints")
 @pytest.mark.parametrize("op", ["GETFILESTATUS", "LISTSTATUS", "OPEN", "NONSENSE", "", "GETCONTENTSUMMARY"])
 @pytest.mark.parametrize("path", ["", "/", "/words", "/words/metadata", "/0000/words", "/%00", "/../.."])
 def test_without_the_secret(client: Client, path: str, op: str) -> None:

@@ -48,6 +48,7 @@ class Recorded(QueryThroughDoor):
         super().remove(path)
 
 
+@pytest.mark.few(10, "make checkpoints")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("mode", ["async", "strict"])
 @pytest.mark.parametrize("n", STEPS)
