@@ -202,12 +202,14 @@ def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSu
     _, values, _ = _columns(a, b, stage)
     t = _epoch(a, b, as_of)
     found = _differences(a, b, stage, t).cache()
-    counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
-    schema = a.stage(stage).output
-    numeric = [v for v in values if is_number(schema.field(v).type)]
-    sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
-    columns = {name: _column_diff(a, b, stage, t, found, name, adds_up=name in sums) for name in numeric}
-    found.unpersist()
+    try:
+        counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
+        schema = a.stage(stage).output
+        numeric = [v for v in values if is_number(schema.field(v).type)]
+        sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
+        columns = {name: _column_diff(a, b, stage, t, found, name, adds_up=name in sums) for name in numeric}
+    finally:
+        found.unpersist()
     return DiffSummary(
         stage, t, counts.get(ONLY_A, 0), counts.get(ONLY_B, 0), counts.get(CHANGED, 0), columns
     )  # fmt: skip

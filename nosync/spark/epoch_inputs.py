@@ -15,7 +15,7 @@ from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.model.timestamp import MAX_EPOCH
 from nosync.spark.errors import task_errors, without_log
 from nosync.spark.expressions import quoted
-from nosync.spark.session import contains
+from nosync.spark.session import contains, turn_of
 
 MOST_EPOCHS = 100_000
 """Of one backfill. Who has more has taken something else for their number."""
@@ -98,7 +98,8 @@ def _with_epoch(
         raise InvalidInputError(f"source {source}: a streaming DataFrame was given; use stream(), or spark.read")
     try:
         column = F.expr(epoch) if isinstance(epoch, str) else epoch
-        with without_log():
+        # Of no other job's epoch, in whose time zone the expression would give other numbers.
+        with without_log(), turn_of(spark):
             rows = frame.select(column.alias(EPOCH_COLUMN), *(F.col(quoted(name)) for name in columns))
     except PySparkException as error:
         reason = str(error).strip().splitlines()[0]

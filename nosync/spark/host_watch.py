@@ -25,6 +25,8 @@ from nosync.lsm.errors import NodeLostError
 log = logging.getLogger("nosync")
 
 LOOK_EVERY_S = 0.25
+_INTERRUPT = "spark.job.interruptOnCancel"
+"""The property of a thread that `setInterruptOnCancel` sets."""
 T = TypeVar("T")
 
 
@@ -49,6 +51,7 @@ class HostWatch:
         newly: set[str] = set()
         watch = threading.Thread(target=self._watch, args=(tag, done, newly), name="nosync-hosts", daemon=True)
         self._context.addJobTag(tag)
+        before = self._context.getLocalProperty(_INTERRUPT)
         self._context.setInterruptOnCancel(True)  # a task may be waiting for a shuffle block of the lost host
         watch.start()
         try:
@@ -61,7 +64,7 @@ class HostWatch:
             raise
         finally:
             done.set()  # not waited for: it may be asking a daemon that does not answer
-            self._context.setInterruptOnCancel(False)
+            self._context.setLocalProperty(_INTERRUPT, before)  # type: ignore[arg-type]  # None takes it away
             self._context.removeJobTag(tag)
 
     def _watch(self, tag: str, done: threading.Event, newly: set[str]) -> None:

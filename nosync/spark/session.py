@@ -124,8 +124,12 @@ def session_settings() -> dict[str, str]:
 
 
 def expression_settings(spark: SparkSession) -> dict[str, str]:
-    """Returns what expressions mean in the session as it is: a job's stay what they were when it was made."""
-    return {name: str(spark.conf.get(name)) for name in _OF_EXPRESSIONS}
+    """Returns what expressions mean in the session as it is: a job's stay what they were when it was made.
+
+    Waits for an epoch of another job, whose settings the session has meanwhile.
+    """
+    with turn_of(spark):
+        return {name: str(spark.conf.get(name)) for name in _OF_EXPRESSIONS}
 
 
 def unusual(settings: Mapping[str, str]) -> list[str]:
@@ -168,7 +172,8 @@ def in_own_zone(frame: DataFrame) -> DataFrame:
     if contains(spark, execution.analyzed(), "PYTHON_UDF"):
         return frame.localCheckpoint()
     leaves = execution.analyzed().collectLeaves()
-    has_times = any("timestamp" in leaves.apply(i).schema().simpleString() for i in range(leaves.size()))
+    # As JSON, which has all columns: other texts of a schema leave out those after the first 25.
+    has_times = any('"timestamp' in leaves.apply(i).schema().json() for i in range(leaves.size()))
     # Subqueries have leaves of their own; and current_timezone() is replaced when the plan is optimized.
     if not has_times and not contains(spark, execution.analyzed(), "PLAN_EXPRESSION", "CURRENT_LIKE"):
         return frame
@@ -183,19 +188,23 @@ def _pattern(jvm: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Gives the session's configuration these values; what was there comes back afterwards."""
-    found = {name: spark.conf.get(name, None) for name in settings}
-    before = {name: old for name, old in found.items() if old != settings[name]}  # each is a call to the JVM
-    for name in before:
-        spark.conf.set(name, settings[name])
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+    """Gives the session's configuration these values; what was there comes back afterwards.
+
+    It takes the turn of the session: what others set meanwhile would be found, and put back, by the wrong one.
+    """
+    with turn_of(spark):
+        found = {name: spark.conf.get(name, None) for name in settings}
+        before = {name: old for name, old in found.items() if old != settings[name]}  # each is a call to the JVM
+        try:
+            for name in before:
+                spark.conf.set(name, settings[name])
+            yield
+        finally:
+            for name, old in before.items():
+                if old is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, old)
 
 
 def is_enabled(spark: SparkSession, setting: str, default: str = "true") -> bool:

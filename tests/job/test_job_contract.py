@@ -131,7 +131,7 @@ def new_york(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.mark.parametrize("way", ["json", "csv", "udf"])
+@pytest.mark.parametrize("way", ["json", "csv", "wide csv", "udf"])
 def test_times_mean_what_they_mean_to_the_user(
     spark: SparkSession, store: nosync.Store, tmp_path: Path, new_york: None, way: str
 ) -> None:
@@ -143,6 +143,10 @@ def test_times_mean_what_they_mean_to_the_user(
     elif way == "csv":
         (tmp_path / "in").write_text("\n".join(f"a,{line},1" for line in lines))
         frame = spark.read.schema(schema).csv(str(tmp_path / "in"))
+    elif way == "wide csv":  # of which Spark's short text of a schema leaves out the last columns
+        many = ", ".join(f"c{i} string" for i in range(30))
+        (tmp_path / "in").write_text("\n".join("x," * 30 + f"a,{line},1" for line in lines))
+        frame = spark.read.schema(f"{many}, {schema}").csv(str(tmp_path / "in")).select("k", "at", "hour")
     else:
         import pandas as pd
         from pyspark.sql.functions import pandas_udf
@@ -174,10 +178,13 @@ def test_times_mean_what_they_mean_to_the_user(
     assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
 
 
+@pytest.mark.parametrize("way", ["advance", "backfill"])
 def test_jobs_of_one_session_take_turns(
-    spark: SparkSession, tmp_path: Path, new_york: None, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, new_york: None, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Another job's epoch must not be planned with the settings that the one which runs has given the session."""
+    """Another job's epoch must not be planned with the settings that the one which runs has given the session, nor is it
+    with these that rows find their epochs.
+    """
     (tmp_path / "in").write_text('{"k": "a", "at": "2024-01-01 05:30:00"}')
     frame = spark.read.schema("k string, at timestamp").json(str(tmp_path / "in"))
     (expected,) = (row[0] for row in frame.select(F.unix_micros("at")).collect())
@@ -207,10 +214,14 @@ def test_jobs_of_one_session_take_turns(
     with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
         first, second = job_on(a, waits=True), job_on(b, waits=False)
         monkeypatch.setattr("nosync.spark.epoch_run.turn_of", turn)
+        monkeypatch.setattr("nosync.spark.epoch_inputs.turn_of", turn)
         with ThreadPoolExecutor(2) as threads:
             runs = [threads.submit(first.advance, 0, {"rows": frame})]
             eventually("it runs", begun.exists)
-            runs.append(threads.submit(second.advance, 0, {"rows": frame}))
+            if way == "advance":
+                runs.append(threads.submit(second.advance, 0, {"rows": frame}))
+            else:
+                runs.append(threads.submit(second.backfill, {"rows": frame}, epoch="hour(at) - 5"))
             assert waiting.wait(timeout=30)
             go.touch()
             for one in runs:

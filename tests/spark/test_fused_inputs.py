@@ -28,7 +28,7 @@ def joined(flow: nosync.Dataflow) -> None:
     some = (
         sales.where("some", "n != 0 -- not all\n")
         .where("good", "price > 1")
-        .select("per", "seller AS id", "100 DIV n AS each")
+        .select("per", "seller AS id", "100 DIV n AS each", r"replace('a', r'\', '--') AS q")
     )
     local = people.where("local", "state IN ('A', 'B')").select("named", "id", "upper(name) AS name", "x")
     some.join("out", local, on=["id"], how="left").aggregate(

@@ -23,6 +23,7 @@ from nosync.spark.expressions import quoted
 from nosync.spark.jvm_names import remember_names
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
+from nosync.spark.session import turn_of
 
 _NO_ROWS = (
     "a view says what is computed, before there are rows: its function cannot collect, count or write any, nor pivot without "
@@ -72,7 +73,8 @@ class Planner:
         # A clone, so that the user's temporary views keep their meaning, and none of ours is left behind.
         remember_names(spark)
         self.spark = spark
-        self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        with turn_of(spark):  # with the user's settings, not those of an epoch that runs
+            self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._types: dict[str, Mapping[str, str]] = {}
         self._rules = {name: self._rule(name) for name in (*_SUBQUERIES, *_RULES, *_OF_WATERMARKS)}
 
