@@ -175,7 +175,7 @@ class _Partitions:
             at = _Counted(valid).place(at - by + (by > 0), by if by < 0 else by - 1)
         inside = (at >= self.start) & (at < self.end)
         found = given.take(pa.array(at, mask=~inside))
-        return found if default is None else pc.if_else(pa.array(inside), found, default)
+        return found if default is None else pc.if_else(pa.array(inside), found, default.cast(found.type))
 
     def _frame(self, frame: str | Between) -> _Frame:
         places = np.arange(len(self.by_place))

@@ -97,6 +97,10 @@ class _Told:
         self._changes, self._where = changes, where
         self._columns = changes.columns.of(rows.columns, self)
         self._keys = self.checked(changes.keys, rows.columns)
+        if not self._keys:
+            raise FlowError(
+                f"{where}: AUTO CDC {name} has no keys: they say which rows follow each other, as in keys=['id']"
+            )
         by, deletes = _column(changes.sequence_by, where), changes.deletes
         is_deleted = F.lit(False) if deletes is None else F.coalesce(_column(deletes, where), F.lit(False))
         is_lacking = reduce(or_, (F.col(quoted(key)).isNull() for key in self._keys))

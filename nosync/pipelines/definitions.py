@@ -56,16 +56,28 @@ class Definitions(GraphElementRegistry):
                     self.register_sql(_text_of(file), file)
                 else:
                     raise InvalidInputError(f"{self._shown(file)}: expected files that end in .py or .sql")
+        named: dict[str, Query] = {}
         for target, query in self._queries:
+            if (other := named.setdefault(query.name.lower(), query)) is not query:
+                raise FlowError(
+                    f"{query.where}: flow {query.name} is defined already, in {other.where}: give it another name="
+                )
             name = self._name(target, query.where)
             if name not in self.datasets:
                 raise FlowError(
                     f"{query.where}: {query.name} fills {name}, which is not defined: "
                     f"create_streaming_table({name!r}) defines it{did_you_mean(name, self.datasets)}"
                 )
-            if query.is_cdc and self.datasets[name].kind == SINK:
+            kind = self.datasets[name].kind
+            if query.is_cdc and kind != STREAMING_TABLE:
                 raise FlowError(
-                    f"{query.where}: {name} is a sink, and AUTO CDC changes the rows of its target: let it fill a streaming table"
+                    f"{query.where}: {name} is a {kind}, and AUTO CDC changes the rows of its target: let it fill a streaming "
+                    "table"
+                )
+            if kind in (MATERIALIZED_VIEW, TEMPORARY_VIEW) and self.datasets[name].queries:
+                raise FlowError(
+                    f"{query.where}: {name} is a {kind}, which has the query that defines it alone: flows fill streaming "
+                    "tables and sinks"
                 )
             self.datasets[name].queries.append(query)
             self.datasets[name].follows |= query.is_cdc  # what a key has is changed and taken back

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -394,7 +395,14 @@ def is_of_today(node: Any) -> bool:
     if node.getClass().getSimpleName() != "Cast" or not _IS_TIME.match(node.dataType().getClass().getSimpleName()):
         return False
     text = node.child()
-    return text.getClass().getSimpleName() == "Literal" and _TODAY.match(str(text.value())) is not None
+    if not text.foldable() or text.dataType().getClass().getSimpleName().rstrip("$") != "StringType":
+        return False
+    try:
+        return (
+            _TODAY.match(str(text.eval(None))) is not None
+        )  # Spark looks at the value of a constant, however it is written
+    except (PySparkException, Py4JError):
+        return False  # it fails whenever it is asked
 
 
 def _any_of_today(nodes: Any) -> bool:

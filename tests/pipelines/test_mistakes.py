@@ -65,6 +65,17 @@ CDC_IN_SQL = pytest.mark.skipif(
         ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, t int').json('data/')\n"
          "dp.create_sink('a', 'parquet', {'path': 'out'})\n"
          "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t')", "t.py:11: a is a sink, and AUTO CDC"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=[], sequence_by='t')", "t.py:11: AUTO CDC a has no keys"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, t int').json('data/')\n"
+         "@dp.materialized_view\ndef a():\n    return spark.range(3)\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', name='f')",
+         "t.py:13: a is a materialized view, and AUTO CDC"),
+        ("@dp.materialized_view\ndef a():\n    return spark.range(3)\n\n@dp.append_flow(target='a')\ndef f():\n"
+         "    return spark.range(3)", "t.py:11: a is a materialized view, which has the query that defines it alone"),
+        ("dp.create_streaming_table('a')\n\n@dp.append_flow(target='a', name='f')\ndef f():\n    return spark.range(3)\n\n"
+         "@dp.append_flow(target='a', name='F')\ndef g():\n    return spark.range(3)", "flow F is defined already, in .*t.py:9"),
         ("@dp.materialized_view(name='other.a')\ndef a():\n    return spark.range(3)", "not the project's"),
         ("@dp.materialized_view(name='a b')\ndef a():\n    return spark.range(3)", "t.py:7: dataset name 'a b'"),
         ("import nothing_such", "t.py: ModuleNotFoundError: No module named 'nothing_such'"),

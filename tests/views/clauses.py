@@ -187,6 +187,15 @@ CLAUSES: dict[str, str] = {
                          transform(array(person), x -> aggregate(array(id), 0L, (all, y) -> all + y)) AS of_inner
                          FROM orders""",
     "finer decimals": "SELECT item, avg(CAST(tax AS decimal(24, 12))) AS mean FROM orders GROUP BY item",
+    "with inside": """SELECT id FROM orders WHERE person > (WITH d AS (SELECT min(pid) AS m FROM people) SELECT m FROM d)""",
+    "with inside of with": """WITH e AS (SELECT * FROM orders WHERE id > 1)
+                              SELECT e.id, c.n FROM e JOIN (WITH d AS (SELECT item, count(*) AS n FROM e GROUP BY item)
+                              SELECT * FROM d) c ON c.item = e.item""",
+    "pipes": "FROM orders |> WHERE price > 1 |> AGGREGATE count(*) AS n GROUP BY item",
+    "two lists": """SELECT id, a.x AS a, b.x AS b FROM orders LATERAL VIEW explode(split(item, '')) a AS x
+                    LATERAL VIEW explode(split(item, '')) b AS x""",
+    "lag of fields": """SELECT id, lag(named_struct('p', person, 'i', item), 1, named_struct('p', id, 'i', 'z'))
+                        OVER (PARTITION BY person ORDER BY id) AS before FROM orders""",
     "collations of conditions": "SELECT id FROM orders WHERE item COLLATE UTF8_LCASE = 'TEA'",
 }
 
@@ -240,6 +249,32 @@ REFUSED: dict[str, tuple[str, str]] = {
         "SELECT id FROM orders\nWHERE at < TIMESTAMP 'now'",
         r"TIMESTAMP 'now', line 2: it depends on when",
     ),
+    "now in pieces": (
+        "SELECT id FROM orders WHERE at < CAST(concat('no', 'w') AS TIMESTAMP)",
+        r"CAST.*line 1: it depends on when",
+    ),
+    "sums that may not fit": ("SELECT try_sum(id) AS s FROM orders", r"try_sum\(.*line 1.*decimal\(38, 0\)"),
+    "largest of fields": (
+        "SELECT item, max(struct(price, id)) AS m FROM orders GROUP BY item",
+        r"max\(.*line 1: structs, lists and maps are not compared: max_by",
+    ),
+    "fields by which": ("SELECT max_by(struct(id), price) AS m FROM orders", r"max_by\(.*line 1.*take its fields"),
+    "distinct fields": ("SELECT count(DISTINCT struct(id)) AS n FROM orders", r"count\(DISTINCT.*to_json"),
+    "largest of fields over": (
+        "SELECT id, max(array(id)) OVER (PARTITION BY item) AS m FROM orders",
+        r"max\(.*line 1: lists and structs are not compared OVER",
+    ),
+    "variants": ("SELECT id, parse_json(item) AS v FROM orders", r"column v is VARIANT, .*to_json"),
+    "empty lists": ("SELECT id, array() AS l FROM orders", r"column l is ARRAY<VOID>, .*CAST\(array\(\)"),
+    "insertions": ("INSERT INTO kept SELECT 2 AS id", r"InsertInto.*a view is a query"),
+    "insertions of with": (
+        "WITH c AS (SELECT 2 AS id) INSERT INTO kept SELECT * FROM c",
+        r"InsertInto.*a view is a query",
+    ),
+    "commands": ("DROP TABLE kept", r"DropTable.*a view is a query"),
+    "settings": ("SET spark.sql.ansi.enabled = false", r"SetCommand.*a view is a query"),
+    "scripts": ("BEGIN DROP TABLE kept; END", r"a view is a query"),
+    "texts that are run": ("EXECUTE IMMEDIATE 'DROP TABLE kept'", r"a view is a query"),
     "groups by a collation": (
         "SELECT lower(item) COLLATE UTF8_LCASE AS item, count(*) AS n FROM orders GROUP BY 1",
         r"line 1: it has the collation UTF8_LCASE.*give lower\(column\)",

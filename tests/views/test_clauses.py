@@ -25,7 +25,7 @@ VIEWS = named(CLAUSES)
 PARTS = parts(VIEWS, 22)
 SOME = [
     *list(VIEWS)[3::96], "frames_by_decimals", "other_places", "distinct_pairs", "distinct_pairs_of_groups", "lambdas_of_two",
-    "finer_decimals", "parts_of_means", "having_without_a_call",
+    "finer_decimals", "parts_of_means", "having_without_a_call", "with_inside", "pipes", "two_lists", "lag_of_fields",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 
@@ -103,3 +103,14 @@ def test_what_cannot_be_kept_up_to_date_is_refused_where_it_is_declared(spark: S
         flow.sql("mine", query, spark=spark)
     assert [stage.name for stage in flow.stages] == before, "nothing is half declared"
     assert not flow.views
+
+
+@pytest.mark.parametrize("clause", ["insertions", "insertions of with", "commands", "scripts", "texts that are run"])
+def test_what_is_no_query_does_nothing(spark: SparkSession, clause: str) -> None:
+    spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS id")
+    try:
+        with pytest.raises(nosync.FlowError, match="a view is a query"):
+            flow_over_inputs().sql("mine", REFUSED[clause][0], spark=spark)
+        assert [row.id for row in spark.table("kept").collect()] == [1]
+    finally:
+        spark.sql("DROP TABLE IF EXISTS kept")

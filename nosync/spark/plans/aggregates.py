@@ -41,6 +41,7 @@ _SESSIONS = (
     "sessions need a watermark, by which they end: say withWatermark(column, delay) before, or declare window(gap=) and the "
     "view over it"
 )
+_BY_FIELD = "max_by(column, field) and min_by say which row has the largest or smallest field"
 _ARGUMENTS = {"name", "key", "persist", "self"}
 """What `aggregate` calls its own arguments, so that no aggregate can be called so."""
 
@@ -271,6 +272,11 @@ class Aggregates:
     def _add(self, part: _Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
         kind = kind_of(function)
+        if str(function.prettyName()).startswith("try_"):
+            raise refused(
+                call,
+                "what is too large would be an error and not null: sum a wider type, as in sum(CAST(x AS decimal(38, 0)))",
+            )
         answer: Callable[[_Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
         if answer is None:
             raise refused(call, _REFUSED.get(kind, "there is no such aggregate that follows rows which go"))
@@ -289,11 +295,18 @@ class Aggregates:
     def _of_one(self, part: _Part, call: Node, child: Node, relation: Relation) -> str:
         return part.takes(self._argument(call, child, relation))
 
+    def _compared(self, part: _Part, call: Node, child: Node, relation: Relation, instead: str) -> str:
+        """As `_of_one`, of what has an order. `instead`: what to write for what has none."""
+        if kind_of(child.dataType()) in ("StructType", "ArrayType", "MapType"):
+            raise refused(call, f"structs, lists and maps are not compared: {instead}")
+        return self._of_one(part, call, child, relation)
+
     def _count(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
         children = items(function.children())
         nullable = [child for child in children if child.nullable()]
         if call.isDistinct() and len(children) == 1:
-            return part.has(functions.count_distinct(self._of_one(part, call, children[0], relation)))
+            column = self._compared(part, call, children[0], relation, "count DISTINCT to_json(...) of it")
+            return part.has(functions.count_distinct(column))
         if call.isDistinct():  # rows without doubles are told apart by all arguments
             for child in children:
                 self._of_one(part, call, child, relation)
@@ -341,10 +354,10 @@ class Aggregates:
         return _cast(f"CAST({total} AS {digits}) / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
 
     def _min(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
-        return part.has(functions.min(self._of_one(part, call, items(function.children())[0], relation)))
+        return part.has(functions.min(self._compared(part, call, items(function.children())[0], relation, _BY_FIELD)))
 
     def _max(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
-        return part.has(functions.max(self._of_one(part, call, items(function.children())[0], relation)))
+        return part.has(functions.max(self._compared(part, call, items(function.children())[0], relation, _BY_FIELD)))
 
     _anyvalue = _min
 
@@ -371,8 +384,12 @@ class Aggregates:
 
     def _by(self, which: Callable[..., Aggregate], part: _Part, call: Node, function: Node, relation: Relation) -> str:
         value, order = items(function.children())[:2]
+        if kind_of(value.dataType()) in ("StructType", "ArrayType", "MapType"):
+            raise refused(
+                call, "of rows that are equal in order the smaller value is taken, and this has none: take its fields"
+            )
         column = part.takes(self._expressions.of(value, relation))
-        return part.has(which(column, by=self._of_one(part, call, order, relation)))
+        return part.has(which(column, by=self._compared(part, call, order, relation, "order by a field")))
 
     def _pivotfirst(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
         context = self._said(call, function.pivotColumn(), relation)

@@ -22,7 +22,7 @@ from nosync.flow.views import NoSessionError, View
 from nosync.lsm.errors import FlowError, NosyncError
 from nosync.spark.expressions import OF_TODAY, Analyzer, quoted
 from nosync.spark.plans.catalyst import Node, Refused
-from nosync.spark.plans.query import Planner
+from nosync.spark.plans.query import Analyzed, Planner
 from nosync.spark.plans.translator import Translator
 from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import active_in_jvm, check_session, expression_settings
@@ -33,6 +33,8 @@ _TODAY = re.compile(
     r"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*(['\"])\s*(?:now|today|tomorrow|yesterday)\b[^'\"]*\1", re.IGNORECASE
 )
 """A constant that Spark makes of the clock when it reads the query: its plan does not say so."""
+_NO_TYPE = re.compile(r'^"variant"$|"(?:type|elementType|keyType|valueType)":"(?:variant|void)"')
+"""In the JSON of a type. Of VARIANT no values can be compared; VOID inside of others has no type in Arrow."""
 _NO_SESSION = (
     "Spark reads its query, and there is no session yet: make one before, as in "
     "SparkSession.builder.getOrCreate(), or give spark="
@@ -63,6 +65,7 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
         raise FlowError(f"view {view.name}: {found[0]}, line {line}: {OF_TODAY}")
     names = [name for _, name, _ in analyzed.columns]
     _check_names(view.name, names)
+    _check_types(view.name, analyzed)
     translator = Translator(planner.session, planner, flow, inputs, view.emit)
     try:
         with active_in_jvm(planner.session):
@@ -80,6 +83,19 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     _bound(flow, spark, view, made)
     columns = tuple((name, str(type_.sql())) for _, name, type_ in analyzed.columns)
     return replace(view, columns=columns, inputs=tuple(translator.used), stages=made, notes=tuple(translator.notes))
+
+
+def _check_types(view: str, analyzed: Analyzed) -> None:
+    """Raises FlowError for columns whose values Spark or Arrow cannot take apart or compare."""
+    for _, name, type_ in analyzed.columns:
+        match = _NO_TYPE.search(str(type_.json()))
+        if match is not None:
+            instead = (
+                "to_json(it), or its fields"
+                if "variant" in match[0]
+                else "it a type, as in CAST(array() AS array<int>)"
+            )
+            raise FlowError(f"view {view}: column {name} is {type_.sql()}, which cannot be recorded: give {instead}")
 
 
 def _planner(view: str, spark: SparkSession | None) -> Planner:

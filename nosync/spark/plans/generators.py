@@ -97,6 +97,8 @@ def exploded(
         raise refused(generator, "the map is made by what SQL text cannot say: explode map_entries() of it")
     given = f"map_entries({text})" if is_map else text
     names = [named(str(one.name()), "explode", str(given), str(i)) for i, one in enumerate(outputs)]
+    if not relation.types.keys().isdisjoint(names):  # those of the same list, exploded before
+        names = [named(name, relation.stage.name) for name in names]
     position = names[0] if kind == "PosExplode" else None
     elements = tuple(names[1:] if position is not None else names)
     as_list = named("list", str(given))

@@ -163,6 +163,11 @@ def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given,
         raise refused(window, "a mean of decimals OVER a window is not translated: cast them to double")
     if "Interval" in of_type and kind in ("Sum", "Average"):
         raise refused(window, "sums of intervals are not there: sum their seconds")
+    if kind in ("Min", "Max") and of_type in ("StructType", "ArrayType"):
+        raise refused(
+            window,
+            "lists and structs are not compared OVER a window: say first_value(...) with ORDER BY, or order by the fields",
+        )
     if kind == "Count" and others:
         raise refused(window, "count of several columns OVER a window is not translated")
     column = given.column(child) if kind != "Count" or child.nullable() else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from py4j.java_gateway import is_instance_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -29,6 +30,12 @@ _NO_ROWS = (
     "a view says what is computed, before there are rows: its function cannot collect, count or write any, nor pivot without "
     "values"
 )
+_WITH = re.compile(r"^[ :+|-]*WithCTE$", re.MULTILINE)
+"""A line of a plan, as text, that names queries."""
+_LOGICAL, _STATEMENTS = "org.apache.spark.sql.catalyst.plans.logical", ("Command", "ParsedStatement")
+"""Where Spark has what is no query."""
+_RUN_AT_ONCE = ("CompoundBody", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
+"""Scripts, and texts that are run."""
 _RAISED = "USER_RAISED_EXCEPTION"
 _NESTING = 3
 """How deep subqueries may be in each other."""
@@ -123,6 +130,8 @@ class Planner:
             raise UnknownStageError(f"view {view}: {error}") from None
         columns = tuple((id_of(one), str(one.name()), one.dataType()) for one in items(plan.output()))
         ctes = {}
+        if len(_WITH.findall(str(plan.toString()))) > (kind_of(plan) == "WithCTE"):
+            plan = self._inlined(plan)
         if kind_of(plan) == "WithCTE":
             ctes = {int(definition.id()): definition for definition in items(plan.cteDefs())}
             plan = plan.plan()
@@ -133,6 +142,7 @@ class Planner:
     def rewritten(self, plan: Node) -> Node:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
+        plan = self._module(self._catalyst.expressions, "EliminatePipeOperators").apply(plan)
         for name in _SUBQUERIES * _NESTING:
             plan = self._rules[name].apply(plan)
         plan = self._without_views_of_views(plan)[0]
@@ -140,6 +150,14 @@ class Planner:
         for name in (*_RULES, *_OF_WATERMARKS) if has_watermark(plan) else _RULES:
             plan = self._rules[name].apply(plan)
         return plan
+
+    def _inlined(self, plan: Node) -> Node:
+        """Returns a plan with what queries inside of it name by WITH in the places of the names."""
+        (made,) = self.session._jvm.java.lang.Class.forName(  # type: ignore[union-attr]
+            "org.apache.spark.sql.catalyst.optimizer.InlineCTE"
+        ).getConstructors()
+        always = [True] + [False] * (made.getParameterCount() - 1)
+        return self._catalyst.optimizer.InlineCTE(*always).apply(plan)
 
     def _without_views_of_views(self, plan: Node) -> tuple[Node, bool]:
         """Returns a plan in which only inputs are views, and whether it has one. A query may name what it makes of an input
@@ -172,8 +190,14 @@ class Planner:
         of others.
         """
         if isinstance(query, str):
-            parsed = str(self.session._jsparkSession.sessionState().sqlParser().parsePlan(query).toString())
-            with self.as_streams(inputs if WATERMARK_NODE in parsed else ()):
+            parsed = self.session._jsparkSession.sessionState().sqlParser().parsePlan(query)
+            if (
+                command := self._command_in(parsed)
+            ) is not None:  # which Spark would run when it is asked what it means
+                raise FlowError(
+                    f"view {view}: {command} changes or shows something, and a view is a query: give SELECT ..."
+                )
+            with self.as_streams(inputs if WATERMARK_NODE in str(parsed.toString()) else ()):
                 return self.session.sql(query)
         with_watermark, asked = ClassicDataFrame.withWatermark, []
 
@@ -187,6 +211,13 @@ class Planner:
             return frame
         with self.as_streams(inputs):
             return self._called(view, query, inputs)
+
+    def _command_in(self, plan: Node) -> str | None:
+        """Returns what of a parsed statement is no query; None where all of it is."""
+        gateway, kind = self.session.sparkContext._gateway, kind_of(plan)
+        if kind in _RUN_AT_ONCE or any(is_instance_of(gateway, plan, f"{_LOGICAL}.{name}") for name in _STATEMENTS):
+            return kind
+        return next(filter(None, map(self._command_in, items(plan.children()))), None)
 
     def _called(self, view: str, query: Callable[..., Any], inputs: Mapping[str, object]) -> DataFrame:
         frames = _Frames({name: self.session.table(quoted(name)) for name in inputs})
