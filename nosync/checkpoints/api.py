@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import Restored, fork, next_offsets, restore
+from nosync.checkpoints.restore import Restored, check_new, fork, next_offsets, restore
 from nosync.checkpoints.retention import (
     CheckpointPin,
     clean,
@@ -183,16 +184,17 @@ class Checkpoint:
         query for new ones. `output`, `new_output`: of a file sink (parquet, json, ...), where the first query writes to, and
         the directory for the fork, which is given what was there after the batch. Raises as `restore` does.
         """
-        if name is not None and name in keeps_of(self._keep.data, self._keep.env):
+        if name is not None and check_name(name, "checkpoint name") in keeps_of(self._keep.data, self._keep.env):
             raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name")
         self._bring()
         if (output is None) != (new_output is None):
             raise InvalidInputError(
                 "say both output= and new_output=: from where, and to where, a file sink's output goes"
             )
-        if output is not None and new_output is not None:
-            output_at(local_directory(output), local_directory(new_output), self._keep.at(at), self._keep.env)
-        made = fork(self._keep, local_directory(directory), at, address=address)
+        path = local_directory(directory)
+        check_new(path, self._keep.env)
+        with self._output_at(output, new_output, self._keep.at(at)):
+            made = fork(self._keep, path, at, address=address)
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
             with keep.writing():
@@ -228,15 +230,19 @@ class Checkpoint:
         if output is not None and new_output is None and not sink_rewound:
             rewinding.check_sink(local_directory(output), batch, self.query(), self._keep.env)
         path = local_directory(directory)
-        if path.is_file() or self._keep.env.list_dir(path):
-            what = "a file" if path.is_file() else "there, and not empty"
-            raise InvalidInputError(f"{path} is {what}: say a new directory; nothing was changed")
-        with self._writing():
-            if output is not None and new_output is not None:
-                output_at(local_directory(output), local_directory(new_output), batch, self._keep.env)
+        check_new(path, self._keep.env)
+        with self._writing(), self._output_at(output, new_output, batch):
             rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
         self._keep = rewound
         return restore(rewound, path, batch), kept
+
+    def _output_at(
+        self, output: str | os.PathLike[str] | None, new_output: str | os.PathLike[str] | None, t: Batch
+    ) -> AbstractContextManager[object]:
+        """Makes what a file sink had after a batch, where both are said; it gets its name at the end of the `with`."""
+        if output is None or new_output is None:
+            return nullcontext()
+        return output_at(local_directory(output), local_directory(new_output), t, self._keep.env)
 
     def at(self, batch: int) -> Restored:
         """Returns a directory of the checkpoint as of a batch, for Spark's `statestore` reader to read.

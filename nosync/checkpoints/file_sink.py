@@ -11,10 +11,16 @@ as it is.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 from nosync.checkpoints.names import Batch
+from nosync.checkpoints.restore import remove_tree
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
@@ -27,27 +33,42 @@ _AS_JAVA = "/=:@!$&'()*+,;~"
 """What Java leaves as it is in the path of a URI."""
 
 
-def output_at(output: Path, target: Path, t: Batch, env: Env) -> int:
-    """Makes `target`, which has what the file sink in `output` had after batch `t`. Returns how many files that are.
+@contextmanager
+def output_at(output: Path, target: Path, t: Batch, env: Env) -> Iterator[int]:
+    """Makes `target`, which has what the file sink in `output` had after batch `t`. Gives how many files that are.
 
-    Raises InvalidInputError where `output` is none of a file sink or `target` has something in it, NotAvailableError
-    where the log was compacted beyond the batch, StorageError where files cannot be linked.
+    It is there at the end of the `with`, and not where that fails. Raises InvalidInputError where `output` is none of a
+    file sink or `target` has something in it, NotAvailableError where the log was compacted beyond the batch, StorageError
+    where files cannot be linked.
     """
+    output = Path(os.path.normpath(output.absolute()))  # as Spark says it in the log
     if not (output / SINK_LOG).is_dir():
         raise InvalidInputError(f"{output} is not the output of a file sink: it has no {SINK_LOG}")
     if env.list_dir(target) or (env.exists(target) and not target.is_dir()):
         raise InvalidInputError(f"{target} is there, and not empty: say a new directory for the output")
-    entries = _entries(output / SINK_LOG, t, env)
-    env.make_dirs(target / SINK_LOG)
-    linked = 0
-    for name in entries:
-        lines = read_if_there(output / SINK_LOG / name, env).decode().split("\n")
-        with parsed("an entry of a file sink's log", str(output / SINK_LOG / name)):
-            moved = [_moved(line, output, target) for line in lines[1:] if line]
-        for _, relative in moved:
-            linked += _link(output / relative, target / relative, env)
-        with storage_errors("write", target / SINK_LOG / name), env.create(target / SINK_LOG / name) as file:
-            file.write("\n".join([lines[0], *(line for line, _ in moved)]).encode())
+    making = target.with_name(f".{target.name}.{env.token()}.making")
+    try:
+        env.make_dirs(making / SINK_LOG)
+        yield sum(_entry_at(name, output, target, making, env) for name in _entries(output / SINK_LOG, t, env))
+        with storage_errors("make", target):
+            if env.exists(target):
+                target.rmdir()
+            making.rename(target)
+            env.sync_dir(target.parent)
+    finally:
+        remove_tree(making)
+
+
+def _entry_at(name: str, output: Path, target: Path, making: Path, env: Env) -> int:
+    """Makes an entry of the log and the files that it lists in `making`, which will be `target`. Returns how many files."""
+    lines = read_if_there(output / SINK_LOG / name, env).decode().split("\n")
+    with parsed("an entry of a file sink's log", str(output / SINK_LOG / name)):
+        files = [_File.of(line) for line in lines[1:] if line]
+    within = [file.within(output) for file in files]
+    linked = sum(_link(output / path, making / path, env) for path in within)
+    moved = [file.moved_to(target.absolute() / path) for file, path in zip(files, within, strict=True)]
+    with storage_errors("write", making / SINK_LOG / name), env.create(making / SINK_LOG / name) as log:
+        log.write("\n".join([lines[0], *moved]).encode())
     return linked
 
 
@@ -71,18 +92,40 @@ def _entries(log: Path, t: Batch, env: Env) -> list[str]:
     return found
 
 
-def _moved(line: str, output: Path, target: Path) -> tuple[str, Path]:
-    """Returns a line of the log for a file in the other directory, and the file relative to it."""
-    said = json.loads(line)
-    scheme, _, rest = str(said["path"]).rpartition(":")
-    if scheme not in ("", "file"):
-        raise ValueError(f"{said['path']} is not on a file system of this host")
-    path = rest.lstrip("/")
-    slashes = rest[: len(rest) - len(path) - 1]
-    relative = Path("/" + unquote(path)).relative_to(output.absolute())
-    prefix = f"{scheme}:" if scheme else ""
-    said["path"] = f"{prefix}{slashes}{quote(str(target.absolute() / relative), safe=_AS_JAVA)}"
-    return json.dumps(said, separators=(",", ":")), relative
+@dataclass(frozen=True)
+class _File:
+    """A file that the log lists."""
+
+    said: dict[str, Any]
+    before: str
+    """What stands before its path: a scheme, and slashes."""
+    path: Path
+
+    @classmethod
+    def of(cls, line: str) -> _File:
+        """Reads a line of the log. Raises ValueError for one that names no file of this host."""
+        said = json.loads(line)
+        scheme, _, rest = str(said["path"]).rpartition(":")
+        if scheme not in ("", "file"):
+            raise ValueError(f"{said['path']} is not on a file system of this host")
+        path = rest.lstrip("/")
+        slashes = rest[: len(rest) - len(path) - 1]
+        return cls(said, f"{scheme}:{slashes}" if scheme else slashes, Path("/" + unquote(path)))
+
+    def within(self, output: Path) -> Path:
+        """Returns the path in the output. Raises InvalidInputError for a file that is elsewhere."""
+        for path, root in ((self.path, output), (self.path.resolve(), output.resolve())):
+            if path.is_relative_to(root):
+                return path.relative_to(root)
+        raise InvalidInputError(
+            f"the log of {output} lists {self.path}, which is not in it: give the path that the query writes to. An output that "
+            "was moved has to be where it was"
+        )
+
+    def moved_to(self, path: Path) -> str:
+        """Returns a line for the file under another path."""
+        there = f"{self.before}{quote(str(path), safe=_AS_JAVA)}"
+        return json.dumps({**self.said, "path": there}, separators=(",", ":"))
 
 
 def _link(source: Path, target: Path, env: Env) -> int:

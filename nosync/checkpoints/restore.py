@@ -19,7 +19,7 @@ from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep
 from nosync.checkpoints.names import CRC_SUFFIX, Batch
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.platform.env import storage_error, storage_errors
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
 
 _SINK_LOG = "_spark_metadata"
 _SCHEMA_PATH = re.compile(r'"(?P<root>[^"\\]*?)(?P<rest>/state/\d+/_stateSchema/[^"\\]*)"')
@@ -55,8 +55,7 @@ def fork(keep: Keep, directory: Path, t: int | None = None, *, address: str | No
 
 def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id: bool) -> Restored:
     env = keep.env
-    if env.list_dir(directory) or (env.exists(directory) and not directory.is_dir()):
-        raise InvalidInputError(f"{directory} is there, and not empty: say a new directory; nothing was changed")
+    check_new(directory, env)
     paths = set(keep.closures.of(t).paths)
     following = set() if new_id else next_offsets(keep, t)
     paths |= following
@@ -74,8 +73,16 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
             making.rename(directory)
             env.sync_dir(directory.parent)
     finally:
-        _remove_tree(making)
+        remove_tree(making)
     return Restored(directory, t, len(paths), bool(following))
+
+
+def check_new(directory: Path, env: Env) -> None:
+    """Raises InvalidInputError where a directory is there that is not empty, or a file."""
+    is_file = env.exists(directory) and not directory.is_dir()
+    if is_file or env.list_dir(directory):
+        what = "a file" if is_file else "there, and not empty"
+        raise InvalidInputError(f"{directory} is {what}: say a new directory; nothing was changed")
 
 
 def next_offsets(keep: Keep, t: Batch) -> set[str]:
@@ -137,13 +144,13 @@ def readdressed(text: str, address: str) -> str:
     return _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
 
 
-def _remove_tree(directory: Path) -> None:
+def remove_tree(directory: Path) -> None:
     """Removes a directory that was begun and got no name."""
     if not directory.is_dir():
         return
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
-            _remove_tree(path)
+            remove_tree(path)
         else:
             path.unlink()
     directory.rmdir()

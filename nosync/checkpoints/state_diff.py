@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_WHOLE = (
+    "map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'timestampNTZFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS', "
+    "'ignoreNullFields', 'false')"
+)
+"""Options of `to_json` with which different values have different texts: by itself it leaves out what is below a millisecond,
+and fields that are null.
+"""
+
+
 def state_diff(spark: SparkSession, before: Restored, after: Restored, options: Mapping[str, str]) -> DataFrame:
     """Returns the keys whose state differs, with the columns partition_id, key, change, before and after.
 
@@ -21,7 +30,9 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
     def read(view: Restored, side: str) -> DataFrame:
         found = spark.read.format("statestore").options(**options).load(str(view.path))
         # As text: keys and values may hold maps, which do not compare.
-        return found.selectExpr("partition_id", "to_json(key) AS text", f"key AS {side}_key", f"value AS {side}")
+        return found.selectExpr(
+            "partition_id", f"to_json(key, {_WHOLE}) AS text", f"key AS {side}_key", f"value AS {side}"
+        )
 
     both = read(before, "before").join(read(after, "after"), ["partition_id", "text"], "full_outer")
     compared = both.selectExpr(
@@ -32,5 +43,6 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
         "after",
     )
     return compared.where(
-        "change <> 'update' OR NOT (to_json(named_struct('v', before)) <=> to_json(named_struct('v', after)))"
+        f"change <> 'update' OR NOT (to_json(named_struct('v', before), {_WHOLE}) "
+        f"<=> to_json(named_struct('v', after), {_WHOLE}))"
     )

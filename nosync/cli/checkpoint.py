@@ -17,12 +17,12 @@ from nosync.checkpoints.api import CheckpointStatus
 from nosync.checkpoints.follow import check_checkpoint
 from nosync.checkpoints.restore import Restored
 from nosync.cli.app import Group, cli
-from nosync.cli.console import JSON, err, out, print_json, size_text, table_of
-from nosync.lsm.errors import NosyncError
+from nosync.cli.console import JSON, GivenPath, err, out, print_json, size_text, table_of
+from nosync.lsm.errors import InvalidInputError, NosyncError
 
 DATA = click.option(
     "--store", "store", metavar="DIR", envvar=api.DATA_VARIABLE, required=True,
-    type=click.Path(path_type=Path), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
+    type=GivenPath(file_okay=False), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
 )  # fmt: skip
 NAME = click.argument("name")
 _CHANGED = {"insert": "keys inserted", "update": "keys updated", "delete": "keys deleted"}
@@ -32,7 +32,7 @@ AT = click.option(
 
 
 NEW_OUTPUT = click.option(
-    "--new-output", type=click.Path(path_type=Path),
+    "--new-output", type=GivenPath(),
     help="Of a file sink: make this directory with what --output had after the batch, to write to from now on.",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=GivenPath())
 @click.option("--name", help="What it is kept as. [default: the directory's name]")
 @click.option(
     "--keep-batches", type=click.IntRange(min=1), help="So many batches. [default: as before; 100 of a new one]"
@@ -79,6 +79,8 @@ def watch(path: Path, name: str | None, keep_batches: int | None, once: bool, st
 @JSON
 def list_(store: Path, as_json: bool) -> None:
     """List the checkpoints that are kept."""
+    if not store.is_dir():
+        raise InvalidInputError(f"{store} is not there: give the data directory that keeps checkpoints")
     found = [api.checkpoint(name, store).status(last=0) for name in api.checkpoints(store)]
     if as_json:
         print_json(
@@ -124,10 +126,10 @@ def status(name: str, last: int, store: Path, as_json: bool) -> None:
 
 @checkpoint.command()
 @NAME
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=GivenPath())
 @AT
 @click.option("--address", help="What the query will call the directory, where that is not its path.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where the query writes to: its sink is looked at.")
+@click.option("--output", type=GivenPath(), help="Where the query writes to: its sink is looked at.")
 @DATA
 @JSON
 def restore(
@@ -143,9 +145,9 @@ def restore(
 @checkpoint.command()
 @NAME
 @click.argument("new")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=GivenPath())
 @AT
-@click.option("--output", type=click.Path(path_type=Path), help="Where the query's file sink writes to.")
+@click.option("--output", type=GivenPath(), help="Where the query's file sink writes to.")
 @NEW_OUTPUT
 @DATA
 @JSON
@@ -169,9 +171,9 @@ def fork(
 
 @checkpoint.command()
 @NAME
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=GivenPath())
 @click.option("--at", "at", type=click.IntRange(min=0), required=True, help="The batch to go back to.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where the query writes to: its sink is looked at.")
+@click.option("--output", type=GivenPath(), help="Where the query writes to: its sink is looked at.")
 @NEW_OUTPUT
 @click.option("--sink-rewound", is_flag=True, help="The output was taken back, or does not remember batches.")
 @click.option("--keep-as", metavar="NAME", help="What the batches after it are kept as.")
@@ -218,10 +220,16 @@ def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Pa
             out.print("\n".join(f"{one.name}: batch {one.batch}" for one in pins) or "no pins")
     elif remove:
         found.unpin(pin_name)
-        out.print(f"{pin_name} is taken back")
+        if as_json:
+            print_json({"removed": pin_name})
+        else:
+            out.print(f"{pin_name} is taken back")
     else:
         made = found.pin(pin_name, at)
-        out.print(f"{made.name} keeps batch {made.batch}")
+        if as_json:
+            print_json({"name": made.name, "batch": made.batch})
+        else:
+            out.print(f"{made.name} keeps batch {made.batch}")
 
 
 @checkpoint.command()

@@ -10,10 +10,10 @@ import click
 from nosync.checkpoints.door import api
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.checkpoint import DATA, NAME, checkpoint, wait_for_signal
-from nosync.cli.console import log_to_stderr, out
+from nosync.cli.console import GivenPath, log_to_stderr, out
 from nosync.lsm.errors import NosyncError
 
-_FILE = click.Path(path_type=Path)
+_FILE = GivenPath(dir_okay=False)
 
 
 @checkpoint.command()

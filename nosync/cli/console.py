@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import decimal
+import errno
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,6 +81,9 @@ def _plain(cell: Any) -> Any:
     return Text(visible(cell)) if isinstance(cell, str) else cell
 
 
+for _name in ("stdout", "stderr"):
+    if getattr(sys, _name) is None:  # whoever started this has closed it
+        setattr(sys, _name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as this process runs
 out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 err = Screen(stderr=True, highlight=False, emoji=False)
 
@@ -117,6 +122,8 @@ MOST_ROWS_SHOWN = 50
 _LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
 """Between them a number is written out, as in JavaScript; others have an exponent."""
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
+_OFFSET = re.compile(r"(Z|[+-]\d{2}(:?\d{2})?)\s*\Z", re.IGNORECASE)
+"""How a time ends that says its zone."""
 _COLLAPSED_URL = re.compile(r"(s3|gs|az|memory):/+([^/].*)\Z")
 """What `Path` makes of a URL."""
 
@@ -238,10 +245,20 @@ def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
     try:
         if pa.types.is_binary(type_):
             return base64.b64decode(value, validate=True)
+        if pa.types.is_timestamp(type_) and type_.tz is not None:
+            value = _with_offset(value)
         return pa.array([value]).cast(type_)[0].as_py()
     except (pa.ArrowException, ValueError) as error:
         what = "text in base64" if pa.types.is_binary(type_) else f"a {type_}"
         raise InvalidInputError(f"--key {text!r}: {value!r} is not {what}: {error}") from error
+
+
+def _with_offset(time: str) -> str:
+    """Returns a time with its zone: UTC where it says none, as --as-of takes it. A date is its first moment."""
+    time = time.strip()
+    if len(time) <= len("2026-01-01"):
+        time += " 00:00:00"
+    return time if _OFFSET.search(time) else f"{time}+00:00"
 
 
 def show_layers(found: Sequence[LayerStatus], branches: Sequence[tuple[str, ...]]) -> None:
@@ -297,6 +314,11 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
 
 def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
     """Returns the rows for `print_json`."""
+    twice = next((name for name in rows.column_names if rows.column_names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInputError(
+            f"two columns are named {twice!r}, and JSON has one value for a name: give one an alias with AS"
+        )
     columns = [values_of(column) for column in rows.columns]
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -372,7 +394,12 @@ def print_rows(rows: pa.Table, limit: int | None, *, as_csv: bool, as_json: bool
 def _print_csv(table: pa.Table) -> None:
     """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
     if not sys.stdout.isatty():
-        pyarrow.csv.write_csv(table, sys.stdout.buffer)
+        try:
+            pyarrow.csv.write_csv(table, sys.stdout.buffer)
+        except OSError as error:  # click would end with 1 for one that has a number
+            if error.errno == errno.EPIPE:
+                raise BrokenPipeError from None
+            raise
         return
     text = pa.BufferOutputStream()
     pyarrow.csv.write_csv(table, text)

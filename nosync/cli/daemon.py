@@ -317,7 +317,7 @@ def make(directory: Path, nodes: tuple[str, ...]) -> None:
 
 
 @certs.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("directory", type=GivenPath(file_okay=False, exists=True))
 @click.argument("what", nargs=-1, required=True)
 def revoke(directory: Path, what: tuple[str, ...]) -> None:
     """Revoke certificates: WHAT is a node or reader, the file of a certificate, or a serial number.

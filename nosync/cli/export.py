@@ -94,7 +94,7 @@ def _export(
     schema, rows = store.schema(stage, t, branch=branch), 0
     shown = flat(schema.empty_table()).schema if is_csv else schema
     shards = store.parts(stage, t, branch=branch)
-    with _whole_file(target, force=force) as temporary, _writer(temporary, stage, shown, is_csv=is_csv) as writer:
+    with whole_file(target, force=force) as temporary, _writer(temporary, stage, shown, is_csv=is_csv) as writer:
         for done, shard in enumerate(shards):
             progress(done, len(shards))
             table = store.read(stage, t, shard=shard, branch=branch)
@@ -107,8 +107,10 @@ def _export(
 
 
 @contextlib.contextmanager
-def _whole_file(target: Path, *, force: bool) -> Iterator[Path]:
-    """Gives a file beside the target, which takes its name once it is whole. Raises StorageError."""
+def whole_file(target: Path, *, force: bool) -> Iterator[Path]:
+    """Gives a file beside the target, which takes its name once it is whole. Raises InvalidInputError or StorageError."""
+    if not target.parent.is_dir():
+        raise InvalidInputError(f"{target}: there is no directory {target.parent}: make it first")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary

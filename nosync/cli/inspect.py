@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,21 +25,19 @@ from nosync.cli.console import (
     by_key,
     check_formats,
     check_store,
-    head,
     out,
     parse_keys,
     print_json,
     print_rows,
     progress,
     read_only,
-    rows_of,
     show_layers,
-    show_rows,
     size_text,
     table_of,
 )
+from nosync.cli.export import whole_file
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
-from nosync.lsm.errors import InvalidInputError, NotAvailableError, StorageError
+from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
@@ -137,7 +136,9 @@ def changes(
         wanted = parse_keys(store, stage, until, keys, branch) or {}
         key = store.key(stage, until, branch=branch)
     for name, value in wanted.items():
-        table = table.filter(pc.equal(table.column(name), pa.scalar(value, table.schema.field(name).type)))
+        column = table.column(name)
+        is_nan = isinstance(value, float) and math.isnan(value)
+        table = table.filter(pc.is_nan(column) if is_nan else pc.equal(column, pa.scalar(value, column.type)))
     table = by_key(table, [EPOCH_COLUMN, *(name for name in key if name in table.column_names)])
     print_rows(table, limit, as_csv=as_csv, as_json=as_json)
 
@@ -162,12 +163,14 @@ def _after(store: Store, stage: str, begin: AsOf | None, until: int, branch: str
 @click.argument("b")
 @click.option("--as-of", type=POINT_IN_TIME, help="The epoch to compare at, or a time, which is looked up on A. "
               "[default: the newest that both branches have]")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=0), default=MOST_ROWS_SHOWN, show_default=True, help="Rows to show.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
+)
 @click.option("--html", type=GivenPath(dir_okay=False),
               help="Write a page with plots and tables to this file instead.")  # fmt: skip
 @JSON
 def diff(
-    path: Path, stage: str, a: str, b: str, as_of: AsOf | None, limit: int, html: Path | None, as_json: bool
+    path: Path, stage: str, a: str, b: str, as_of: AsOf | None, limit: int | None, html: Path | None, as_json: bool
 ) -> None:
     """Compare STAGE on branch A with the same stage on branch B: the keys whose rows differ.
 
@@ -176,19 +179,21 @@ def diff(
       nosync diff state/ delays main no-weather --html report.html
     """
     if html is not None:
+        if limit is not None:
+            raise click.UsageError("--limit is for rows: the page of --html shows what it has room for")
         _write_page(path, stage, a, b, as_of, html, as_json=as_json)
         return
     with read_only(path) as store:
         table = store.diff(stage, a, b, as_of)
     table = by_key(table, table.column_names[: table.column_names.index("_diff")])
     if as_json:
-        print_json(rows_of(table))
+        print_rows(table, limit, as_csv=False, as_json=True)
         return
     kinds = table.column("_diff").to_pylist()
     found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
     out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
     if table.num_rows:
-        show_rows(head(table, limit), table.num_rows)
+        print_rows(table, limit, as_csv=False, as_json=False)
 
 
 def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html: Path, *, as_json: bool) -> None:
@@ -196,10 +201,8 @@ def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html
 
     with read_only(path) as store, progress("comparing", quiet=as_json) as advance:
         page = diff_page(store, stage, a, b, as_of, progress=lambda done, of: advance(done, of, ""))
-    try:
-        html.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write {html}: {error.strerror}") from error
+    with whole_file(html, force=True) as temporary:
+        temporary.write_text(page, encoding="utf-8")
     if as_json:
         print_json({"html": str(html), "bytes": len(page)})
     else:

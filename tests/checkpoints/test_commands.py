@@ -68,6 +68,10 @@ def test_pins_on_the_command_line(kept: FakeQuery, tmp_path: Path, capsys: pytes
     assert "good: batch 3" in run(capsys, "checkpoint", "pin", "words", "--store", data)[1]
     found = json.loads(run(capsys, "checkpoint", "pin", "words", "--json", "--store", data)[1])
     assert found == [{"name": "good", "batch": 3}]
+    made = json.loads(run(capsys, "checkpoint", "pin", "words", "p", "--at", 2, "--json", "--store", data)[1])
+    assert made == {"name": "p", "batch": 2}
+    removed = run(capsys, "checkpoint", "pin", "words", "p", "--remove", "--json", "--store", data)[1]
+    assert json.loads(removed) == {"removed": "p"}
     assert "taken back" in run(capsys, "checkpoint", "pin", "words", "good", "--remove", "--store", data)[1]
     code, _, err = run(capsys, "checkpoint", "pin", "words", "good", "--remove", "--store", data)
     assert code == 1
@@ -108,11 +112,19 @@ def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.C
             "is no directory: say the query's checkpointLocation",
         ),
         (("fork", "words", "words", tmp_path / "r", "--store", data), "is kept already"),
+        (("fork", "words", "W 3", tmp_path / "r", "--store", data), "checkpoint name 'W 3' is not a valid name"),
+        (("list", "--store", tmp_path / "nowhere"), "nowhere is not there"),
+        (("list", "--store", ""), "it is empty"),
+        (("list", "--store", kept.root / "metadata"), "is a file"),
+        (("restore", "words", kept.root / "metadata", "--store", data), "is a file: say a new directory"),
+        (("restore", "words", "", "--store", data), "it is empty"),
+        (("watch", "", "--once", "--store", data), "it is empty"),
     ):
         code, out, err = run(capsys, "checkpoint", *arguments)
         assert code in (1, 2), arguments
         assert text in " ".join(err.split()), err
         assert "Traceback" not in out + err
+        assert not (tmp_path / "r").exists()
     other = FakeQuery(tmp_path / "other" / "words", "hdfs")
     other.write("metadata", json.dumps({"id": "another"}))
     other.begin()

@@ -46,24 +46,47 @@ def read_output(root: Path) -> list[str]:
     return sorted(found)
 
 
+def made(output: Path, target: Path, t: int) -> int:
+    with output_at(output, target, Batch(t), Env()) as files:
+        return files
+
+
 @pytest.mark.parametrize("scheme", ["file://", "file:", ""])
 def test_the_output_has_what_was_there_after_the_batch(tmp_path: Path, scheme: str) -> None:
     write_output(tmp_path / "out", 5, scheme=scheme)
-    assert output_at(tmp_path / "out", tmp_path / "new", Batch(2), Env()) == 3
+    assert made(tmp_path / "out", tmp_path / "new", 2) == 3
     assert read_output(tmp_path / "new") == [f"rows of {t}" for t in range(3)]
     assert str(tmp_path / "out") not in (tmp_path / "new/_spark_metadata/1").read_text()
     assert read_output(tmp_path / "out") == [f"rows of {t}" for t in range(5)]
 
 
+def test_the_output_is_the_one_that_spark_wrote_under_whatever_name(tmp_path: Path) -> None:
+    write_output(tmp_path / "out", 3)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for n, output in enumerate((tmp_path / "x/../out", tmp_path / "link")):
+        assert made(output, tmp_path / f"new{n}", 1) == 2
+        assert read_output(tmp_path / f"new{n}") == ["rows of 0", "rows of 1"]
+
+
+def test_what_fails_leaves_no_output(tmp_path: Path) -> None:
+    write_output(tmp_path / "out", 3)
+    with pytest.raises(RuntimeError), output_at(tmp_path / "out", tmp_path / "new", Batch(1), Env()):
+        raise RuntimeError
+    (tmp_path / "out/_spark_metadata/1").write_text("v1\nno JSON")
+    with pytest.raises(CorruptionError):
+        made(tmp_path / "out", tmp_path / "new", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_log_that_was_compacted(tmp_path: Path) -> None:
     write_output(tmp_path / "out", 14, compact_at=9)
-    assert output_at(tmp_path / "out", tmp_path / "new", Batch(11), Env()) == 12
+    assert made(tmp_path / "out", tmp_path / "new", 11) == 12
     assert sorted(p.name for p in (tmp_path / "new/_spark_metadata").iterdir()) == ["10", "11", "9.compact"]
-    assert output_at(tmp_path / "out", tmp_path / "nine", Batch(9), Env()) == 10
+    assert made(tmp_path / "out", tmp_path / "nine", 9) == 10
     with pytest.raises(NotAvailableError, match="after batch 4: it was compacted up to batch 9. Go on from batch 9"):
-        output_at(tmp_path / "out", tmp_path / "four", Batch(4), Env())
+        made(tmp_path / "out", tmp_path / "four", 4)
     with pytest.raises(NotAvailableError, match="batch 14 wrote nothing there"):
-        output_at(tmp_path / "out", tmp_path / "late", Batch(20), Env())
+        made(tmp_path / "out", tmp_path / "late", 20)
     assert not (tmp_path / "four").exists()
 
 
@@ -72,13 +95,13 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
     with pytest.raises(InvalidInputError, match="is there, and not empty"):
-        output_at(tmp_path / "out", tmp_path / "full", Batch(1), Env())
+        made(tmp_path / "out", tmp_path / "full", 1)
     with pytest.raises(InvalidInputError, match="not the output of a file sink"):
-        output_at(tmp_path / "full", tmp_path / "new", Batch(1), Env())
+        made(tmp_path / "full", tmp_path / "new", 1)
     for path in ("s3a://bucket/x", "/elsewhere/x", "file:///etc/passwd"):
         (tmp_path / "out/_spark_metadata/1").write_text("v1\n" + json.dumps({"path": path}))
-        with pytest.raises(CorruptionError, match="_spark_metadata/1"):
-            output_at(tmp_path / "out", tmp_path / f"new{len(path)}", Batch(1), Env())
+        with pytest.raises((CorruptionError, InvalidInputError), match="_spark_metadata/1|is not in it: give the path"):
+            made(tmp_path / "out", tmp_path / f"new{len(path)}", 1)
 
 
 def test_a_rewind_and_a_fork_make_it(tmp_path: Path) -> None:
@@ -90,6 +113,15 @@ def test_a_rewind_and_a_fork_make_it(tmp_path: Path) -> None:
     words = nosync.checkpoint("words", tmp_path / "data")
     words.fork(tmp_path / "f", 3, name="w2", output=tmp_path / "out", new_output=tmp_path / "forked")
     assert read_output(tmp_path / "forked") == [f"rows of {t}" for t in range(4)]
+    both = {"output": tmp_path / "out", "new_output": tmp_path / "again"}
+    with pytest.raises(InvalidInputError, match="is there, and not empty"):
+        words.fork(tmp_path / "f", 3, name="w3", **both)
+    with pytest.raises(InvalidInputError, match="not a valid name"):
+        words.fork(tmp_path / "f3", 3, name="W 3", **both)
+    for taken in ("w2", "Bad Name"):
+        with pytest.raises(InvalidInputError):
+            words.rewind(2, tmp_path / "r", keep_as=taken, **both)
+    assert not any((tmp_path / name).exists() for name in ("again", "f3", "r"))
     with pytest.raises(InvalidInputError, match="say both output= and new_output="):
         words.fork(tmp_path / "f2", 3, new_output=tmp_path / "x")
     words.rewind(2, tmp_path / "r", output=tmp_path / "out", new_output=tmp_path / "rewound")

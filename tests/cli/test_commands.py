@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.cli.console import rows_of
 from nosync.lsm.manifests.branches import ChangedStages
 
 
@@ -268,6 +270,63 @@ def test_branches(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["diff", path, "delays", "main", "other"])
     assert "no branch 'other'; branches: main" in capsys.readouterr().err
+
+
+def test_a_limit_is_for_json_too(capsys: pytest.CaptureFixture[str], path: str, tmp_path: Path) -> None:
+    run(capsys, "rewind", path, "2", "--keep-as", "old")
+    with nosync.open(path) as store:
+        rows = pa.table({"origin": ["JFK", "LGA"], "carrier": ["AA", "AA"], "n": [-1, -2], "tags": [[1], []]})
+        store.append("delays", t=3, rows=rows, key=["origin", "carrier"])
+        store.seal(3)
+    assert len(answer(capsys, "diff", path, "delays", "old", "main")) == 2
+    assert len(answer(capsys, "diff", path, "delays", "old", "main", "--limit", "1")) == 1
+    assert "1 more of 2 rows" in run(capsys, "diff", path, "delays", "old", "main", "--limit", "1")[1]
+    page = tmp_path / "page.html"
+    assert run(capsys, "diff", path, "delays", "old", "main", "--html", str(page), "--limit", "1")[0] == 2
+    code, _, err = run(capsys, "diff", path, "delays", "old", "main", "--html", str(tmp_path / "nowhere" / "page.html"))
+    assert (code, page.exists()) == (1, False)
+    assert f"there is no directory {tmp_path / 'nowhere'}" in err
+
+
+def test_a_value_of_a_key_is_found_as_it_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    at = datetime.datetime(2026, 1, 1, 12, 30, 0, 123456, tzinfo=datetime.UTC)
+    with nosync.open(tmp_path / "s") as store:
+        rows = pa.table({"f": [float("nan"), 1.5], "at": pa.array([at, at], pa.timestamp("us", "UTC"))})
+        store.append("s", t=0, rows=rows, key=["f"])
+        store.append("times", t=0, rows=rows.select(["at"]).slice(0, 1), key=["at"])
+        store.seal(0)
+    path = str(tmp_path / "s")
+    for command in ("get", "changes"):
+        assert [row["f"] for row in answer(capsys, command, path, "s", "--key", "f=NaN")] == ["NaN"]
+        assert [row["f"] for row in answer(capsys, command, path, "s", "--key", "f=1.5")] == [1.5]
+        for time in ("2026-01-01 12:30:00.123456", "2026-01-01T12:30:00.123456Z", "2026-01-01 13:30:00.123456+01:00"):
+            assert len(answer(capsys, command, path, "times", "--key", f"at={time}")) == 1, time
+        assert answer(capsys, command, path, "times", "--key", "at=2026-01-01") == []
+
+
+def test_json_has_all_columns_or_says_why_not() -> None:
+    with pytest.raises(nosync.InvalidInputError, match="two columns are named 'a'"):
+        rows_of(pa.table([[1], [2], [3]], names=["a", "b", "a"]))
+
+
+def test_whoever_stops_reading_is_no_failure(path: str) -> None:
+    with nosync.open(path) as store:
+        rows = pa.table({"k": [str(i) * 20 for i in range(50_000)]})
+        store.append("many", t=5, rows=rows, key=["k"])
+        store.seal(5, fill_missing=True)
+    command = f"{sys.executable} -m nosync.cli get {path} many"
+    for form in ("--csv", "--json", "--limit 50000"):
+        ran = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f"{command} {form} | head -1"], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), form
+
+
+def test_nobody_listens(path: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m nosync.cli status {path} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
