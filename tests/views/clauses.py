@@ -194,6 +194,10 @@ CLAUSES: dict[str, str] = {
     "pipes": "FROM orders |> WHERE price > 1 |> AGGREGATE count(*) AS n GROUP BY item",
     "two lists": """SELECT id, a.x AS a, b.x AS b FROM orders LATERAL VIEW explode(split(item, '')) a AS x
                     LATERAL VIEW explode(split(item, '')) b AS x""",
+    "subqueries in groups": """SELECT CASE WHEN person IN (SELECT pid FROM people) THEN 'known' ELSE 'new' END AS who,
+                               price > (SELECT min(score) FROM people) AS dear, count(*) AS n FROM orders GROUP BY 1, 2""",
+    "subqueries in sums": """SELECT item, sum(price - (SELECT min(score) FROM people)) + (SELECT max(pid) FROM people) AS s,
+                             max(id) FILTER (WHERE person > (SELECT min(pid) FROM people)) AS m FROM orders GROUP BY item""",
     "lag of fields": """SELECT id, lag(named_struct('p', person, 'i', item), 1, named_struct('p', id, 'i', 'z'))
                         OVER (PARTITION BY person ORDER BY id) AS before FROM orders""",
     "collations of conditions": "SELECT id FROM orders WHERE item COLLATE UTF8_LCASE = 'TEA'",

@@ -18,7 +18,7 @@ from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import Node, found, id_of, is_replaceable, items, kind_of, nodes_of, refused
 from nosync.spark.plans.event_time import EventWindow
-from nosync.spark.plans.expressions import Expressions
+from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import null_safe
 from nosync.spark.plans.relation import Coded, Expression, Relation, Stages, named
 from nosync.spark.plans.whole_groups import COLLECT_LIST, COLLECT_SET, PERCENTILE, VERSION, OfGroup, WholeGroups
@@ -90,17 +90,21 @@ class Aggregates:
     def __init__(self, stages: Stages, expressions: Expressions, note: Callable[[str], None], emit: str) -> None:
         self._stages, self._expressions, self._note, self._emit = stages, expressions, note, emit
         self._wanted: list[tuple[Node, str]] = []
+        self._given: Known = ()
         self._taken: set[str] = set()
 
     def of(
-        self, plan: Node, relation: Relation, wanted: Mapping[int, str], windows: EventWindow | None = None
-    ) -> tuple[Relation, list[tuple[Node, str]]]:
+        self, plan: Node, relation: Relation, wanted: Mapping[int, str], windows: EventWindow | None = None,
+        given: Known = (),
+    ) -> tuple[Relation, list[tuple[Node, str]]]:  # fmt: skip
         """Returns the groups of a relation, and the columns that have the values of expressions of a plan's answers.
         `wanted`: what columns are to be called, by the attributes of the plan, as far as they are groups and calls.
-        `windows`: those of one of the groups, if a watermark closes them.
+        `windows`: those of one of the groups, if a watermark closes them. `given`: columns of the relation that have the values
+        of subqueries.
         """
+        self._given = given
         outputs = items(plan.aggregateExpressions())
-        calls = _calls_in(outputs)
+        calls = calls_in(outputs)
         # Those of a window are taken for its arguments.
         are_named = [] if windows is not None else [one for one in outputs if id_of(one) in wanted]
         self._wanted = [(_value_of(one), wanted[id_of(one)]) for one in are_named]
@@ -114,7 +118,7 @@ class Aggregates:
                 continue
             if kind_of(group) == "AttributeReference" and "spark.sessionWindow" in str(group.metadata().json()):
                 raise refused(group, _SESSIONS)
-            text = _without_negative_zero(self._expressions.of(group, relation), group)
+            text = _without_negative_zero(self._said_of(group, relation), group)
             name = (
                 relation.columns[id_of(group)]
                 if kind_of(group) == "AttributeReference"
@@ -229,6 +233,9 @@ class Aggregates:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
+    def _said_of(self, expression: Node, relation: Relation) -> Expression:
+        return self._expressions.of(expression, relation, self._given)
+
     def _arguments(self, call: Node, relation: Relation) -> str:
         """Returns what a call is of, as a text that is the same for calls of the same."""
         return "\0".join(str(self._argument(call, child, relation)) for child in items(_function_of(call).children()))
@@ -236,10 +243,10 @@ class Aggregates:
     def _argument(self, call: Node, child: Node, relation: Relation) -> Expression:
         """Returns an argument of a call; null where its FILTER does not let a row pass."""
         condition = found(call.filter())
-        text = self._expressions.of(child, relation)
+        text = self._said_of(child, relation)
         if condition is None:
             return text
-        only = self._expressions.of(condition, relation)
+        only = self._said_of(condition, relation)
         if not isinstance(text, str) or not isinstance(only, str):
             raise refused(call, "its FILTER cannot be said as SQL text: compute it in a column first")
         return f"IF({only}, {text}, NULL)"
@@ -321,7 +328,7 @@ class Aggregates:
         return part.has(functions.count(counted))
 
     def _said(self, call: Node, expression: Node, relation: Relation) -> str:
-        text = self._expressions.of(expression, relation)
+        text = self._said_of(expression, relation)
         if not isinstance(text, str):
             raise refused(call, "its arguments cannot be said as SQL text: compute them in a column first")
         return text
@@ -388,7 +395,7 @@ class Aggregates:
             raise refused(
                 call, "of rows that are equal in order the smaller value is taken, and this has none: take its fields"
             )
-        column = part.takes(self._expressions.of(value, relation))
+        column = part.takes(self._said_of(value, relation))
         return part.has(which(column, by=self._compared(part, call, order, relation, "order by a field")))
 
     def _pivotfirst(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
@@ -425,7 +432,7 @@ def _value_of(output: Node) -> Node:
     return output.child() if kind_of(output) == "Alias" else output
 
 
-def _calls_in(outputs: Sequence[Node]) -> list[Node]:
+def calls_in(outputs: Sequence[Node]) -> list[Node]:
     """Returns the different calls of aggregates in expressions."""
     calls: list[Node] = []
     for output in outputs:

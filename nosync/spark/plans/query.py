@@ -24,7 +24,7 @@ from nosync.spark.expressions import quoted
 from nosync.spark.jvm_names import remember_names
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
-from nosync.spark.session import turn_of
+from nosync.spark.session import contains, turn_of
 
 _NO_ROWS = (
     "a view says what is computed, before there are rows: its function cannot collect, count or write any, nor pivot without "
@@ -143,6 +143,8 @@ class Planner:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
         plan = self._module(self._catalyst.expressions, "EliminatePipeOperators").apply(plan)
+        if self._has_subqueries_in_groups(plan):  # Spark would make them an aggregate of what they say of each row
+            plan = self._rule("PullOutGroupingExpressions").apply(plan)
         for name in _SUBQUERIES * _NESTING:
             plan = self._rules[name].apply(plan)
         plan = self._without_views_of_views(plan)[0]
@@ -150,6 +152,12 @@ class Planner:
         for name in (*_RULES, *_OF_WATERMARKS) if has_watermark(plan) else _RULES:
             plan = self._rules[name].apply(plan)
         return plan
+
+    def _has_subqueries_in_groups(self, plan: Node) -> bool:
+        groups = items(plan.groupingExpressions()) if kind_of(plan) == "Aggregate" else []
+        return any(contains(self.session, group, "PLAN_EXPRESSION") for group in groups) or any(
+            map(self._has_subqueries_in_groups, items(plan.children()))
+        )
 
     def _inlined(self, plan: Node) -> Node:
         """Returns a plan with what queries inside of it name by WITH in the places of the names."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import event_time, generators
-from nosync.spark.plans.aggregates import Aggregates
-from nosync.spark.plans.catalyst import Node, Refused, conjuncts, has_one_row, id_of, items, kind_of, nodes_of, refused
+from nosync.spark.plans.aggregates import Aggregates, calls_in
+from nosync.spark.plans.catalyst import Node, Refused, conjuncts, has_one_row, id_of, items, kind_of, refused
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
+from nosync.spark.session import contains
 
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
 _OF_INPUTS = ("Range", "StreamingRelationV2")
@@ -49,7 +50,7 @@ class Translator:
         """`inputs`: the stages that a view can name, each with its columns and their types. `emit`: how windows give
         their rows.
         """
-        self._planner, self._flow, self._inputs = planner, flow, inputs
+        self._session, self._planner, self._flow, self._inputs = session, planner, flow, inputs
         self.stages, self.notes = Stages(flow), dict[str, None]()
         self._expressions = Expressions(session)
         self._aggregates = Aggregates(self.stages, self._expressions, self.note, emit)
@@ -177,11 +178,18 @@ class Translator:
         condition = self._expressions.of(plan.condition(), relation, known)
         return relation.with_stage(self.stages.where(relation.stage, condition))
 
+    def _subqueries_in(self, e: Node, known: Known) -> Iterator[Node]:
+        """Yields the scalar subqueries of an expression, but for those in what is known."""
+        if not contains(self._session, e, "SCALAR_SUBQUERY") or any(what.semanticEquals(e) for what, _ in known):
+            return
+        if kind_of(e) == "ScalarSubquery":
+            yield e
+        for child in items(e.children()):
+            yield from self._subqueries_in(child, known)
+
     def _with_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Relation, Known]:
         """Returns a relation with the values of the scalar subqueries in an expression, as columns."""
-        for one in nodes_of(e):
-            if kind_of(one) != "ScalarSubquery" or any(what.semanticEquals(one) for what, _ in known):
-                continue
+        for one in self._subqueries_in(e, known):
             if items(one.outerAttrs()):
                 raise refused(one, "Spark does not turn this correlated subquery into a join: write it as a join")
             value = items(one.plan().output())[0]
@@ -194,7 +202,10 @@ class Translator:
         wanted = self._wanted if plan is self._top else {}
         windows = event_time.windows_of(plan, self._emit, self._whole)
         rows = self._of(plan.child()) if windows is None else self._rows_of(windows)
-        groups, known = self._aggregates.of(plan, rows, wanted, windows)
+        given: Known = ()
+        for call in calls_in(items(plan.aggregateExpressions())):
+            rows, given = self._with_subqueries(call, rows, given)
+        groups, known = self._aggregates.of(plan, rows, wanted, windows, given)
         return self.projected(groups, items(plan.aggregateExpressions()), known)
 
     def _rows_of(self, windows: EventWindow) -> Relation:
