@@ -164,7 +164,8 @@ class _Told:
             _IS_SHOWN: ~F.col(_DELETED) & ~goes_on(F.lead),
         })  # fmt: skip
         until_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        began = runs.withColumn(_BEGAN, F.max(_BEGAN).over(until_here)).where(_IS_SHOWN)
+        # The last one is the largest, and a struct of several columns is not compared over a window.
+        began = runs.withColumn(_BEGAN, F.last(_BEGAN, ignorenulls=True).over(until_here)).where(_IS_SHOWN)
         times = [F.col(_BEGAN).alias(START_AT_COLUMN), F.col(_ENDED).alias(END_AT_COLUMN)]
         return began.select(*map(quoted, self._columns), *times)
 

@@ -196,6 +196,27 @@ def test_a_source_with_the_columns_of_a_history_is_refused(spark: SparkSession, 
 
 
 @pytest.mark.skipif(Version("4.2") > SPARK, reason="AUTO CDC is of Spark 4.2")
+def test_a_sequence_of_several_columns(spark: SparkSession, tmp_path: Path) -> None:
+    cdc = CDC.replace('sequence_by="seq"', 'sequence_by="struct(seq div 3 AS day, seq % 3 AS part)"')
+    more = "stored_as_scd_type=2" if Version("4.3") <= SPARK else ""
+    events = events_of_chance(3, 30)
+    project = Project(tmp_path / "p", spark, feed=FEED, cdc=cdc.format(more=more))
+    for until in (20, 30):
+        project.give("feed", events[project.given : until])
+        project.run(shards=2)
+        with nosync.open(project.root / "store", read_only=True) as store:
+            rows = store.read("people").to_pylist()
+        if more:
+            times = [[row[name] for name in ("__END_AT", "__START_AT")] for row in rows]
+            numbers = [[None if at is None else 3 * at["day"] + at["part"] for at in both] for both in times]
+            found = [(*both, row["city"], row["k"], row["visits"]) for row, both in zip(rows, numbers, strict=True)]
+            assert Counter(found) == history(events[:until], ("city", "visits"))
+        else:
+            newest = [row[1:] for row in history(events[:until], ("city", "visits")) if row[0] is None]
+            assert Counter((row["city"], row["k"], row["visits"]) for row in rows) == Counter(row[1:] for row in newest)
+
+
+@pytest.mark.skipif(Version("4.2") > SPARK, reason="AUTO CDC is of Spark 4.2")
 def test_a_key_that_is_null_is_refused_as_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     project = Project(tmp_path / "p", spark, feed=FEED, cdc=CDC.format(more=""))
     project.give("feed", [{**event("a", 1), "k": None}])

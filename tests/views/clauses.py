@@ -198,6 +198,11 @@ CLAUSES: dict[str, str] = {
                                price > (SELECT min(score) FROM people) AS dear, count(*) AS n FROM orders GROUP BY 1, 2""",
     "subqueries in sums": """SELECT item, sum(price - (SELECT min(score) FROM people)) + (SELECT max(pid) FROM people) AS s,
                              max(id) FILTER (WHERE person > (SELECT min(pid) FROM people)) AS m FROM orders GROUP BY item""",
+    "order by fields": """SELECT id, rank() OVER (ORDER BY struct(price, item)) AS r,
+                          row_number() OVER (PARTITION BY item ORDER BY named_struct('s', struct(person), 'i', id) DESC) AS n,
+                          sum(id) OVER (PARTITION BY person ORDER BY IF(price > 3, struct(item, price), NULL) NULLS LAST) AS s
+                          FROM orders""",
+    "limit by fields": "SELECT id, price FROM orders ORDER BY struct(price, id) DESC LIMIT 3",
     "lag of fields": """SELECT id, lag(named_struct('p', person, 'i', item), 1, named_struct('p', id, 'i', 'z'))
                         OVER (PARTITION BY person ORDER BY id) AS before FROM orders""",
     "collations of conditions": "SELECT id FROM orders WHERE item COLLATE UTF8_LCASE = 'TEA'",

@@ -97,6 +97,15 @@ class Expressions:
         made = e.withNewChildren(sequence_of(self._session, list(map(self._in_utc, children)))) if children else e
         return made.withTimeZone("UTC") if "withTimeZone" in dir(made) else made
 
+    def fields_of(self, struct: Node) -> list[Node]:
+        """Returns the expressions of a struct's fields."""
+        nothing = self._session._jvm.scala.Option.empty()  # type: ignore[union-attr]
+        return [self._catalyst.expressions.GetStructField(struct, i, nothing) for i in range(struct.dataType().size())]
+
+    def is_there(self, value: Node) -> Node:
+        """Returns the expression of whether a value is not null."""
+        return self._catalyst.expressions.IsNotNull(value)
+
     def literal(self, value: object, type_: Node) -> str:
         """Returns a constant as SQL text."""
         literal = self._catalyst.expressions.Literal.create(value, type_)

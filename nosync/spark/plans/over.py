@@ -69,13 +69,24 @@ class _Given:
 
     def order(self, orders: Sequence[Node]) -> tuple[Order, ...]:
         """Returns what rows are ordered by."""
-        return tuple(self._ordered_by(one) for one in orders)
+        return tuple(
+            order
+            for one in orders
+            for order in self._ordered_by(
+                one, one.child(), str(one.direction().sql()) == "ASC", str(one.nullOrdering().sql()).endswith("FIRST")
+            )
+        )
 
-    def _ordered_by(self, one: Node) -> Order:
-        if kind_of(one.child().dataType()) in ("StructType", "ArrayType", "CalendarIntervalType"):
-            raise refused(one, "rows are ordered by numbers, texts, times and the like: name the fields")
-        ascending = str(one.direction().sql()) == "ASC"
-        return Order(self.column(one.child()), ascending, str(one.nullOrdering().sql()).endswith("FIRST"))
+    def _ordered_by(self, one: Node, value: Node, ascending: bool, nulls_first: bool) -> list[Order]:
+        """Returns the orders for a value; for a struct, those of its fields, one after the other."""
+        if kind_of(value.dataType()) in ("ArrayType", "CalendarIntervalType"):
+            raise refused(one, "rows are ordered by numbers, texts, times and the like: name the elements")
+        if kind_of(value.dataType()) != "StructType":
+            return [Order(self.column(value), ascending, nulls_first)]
+        orders = [Order(self.column(self._expressions.is_there(value)), nulls_first)] if value.nullable() else []
+        for field in self._expressions.fields_of(value):  # null is the smallest value of a field
+            orders += self._ordered_by(one, field, ascending, nulls_first=ascending)
+        return orders
 
 
 class Over:
