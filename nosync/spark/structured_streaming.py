@@ -17,10 +17,12 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.spark.errors import reason_of
 from nosync.spark.expressions import quoted
+from nosync.spark.session import turn_of
 
 _SOURCE = "the source"
 """No source can have a name with a blank."""
@@ -121,7 +123,7 @@ def start_stream(
             raise InvalidInputError(
                 f"trigger {dict(trigger)!r} is none that writeStream.trigger() knows: {error}"
             ) from None
-    return EpochsQuery(writer.foreachBatch(_noting(run_batch, failures)).start(), failures)
+    return _started(writer.foreachBatch(_noting(run_batch, failures)), next(iter(inputs.values())), failures)
 
 
 def run_available(run_batch: RunBatch, rows: DataFrame, checkpoint: str | Path, name: str) -> None:
@@ -133,10 +135,16 @@ def run_available(run_batch: RunBatch, rows: DataFrame, checkpoint: str | Path, 
 
     try:
         writer = rows.writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).foreachBatch(_noting(run_batch, failures)).start()
-        EpochsQuery(query, failures).awaitTermination()
+        writer = writer.trigger(availableNow=True).foreachBatch(_noting(run_batch, failures))
+        _started(writer, rows, failures).awaitTermination()
     except PySparkException as error:
         raise NosyncError(f"{name}: its stream failed: {reason_of(str(error))}") from error
+
+
+def _started(writer: DataStreamWriter, rows: DataFrame, failures: list[NosyncError]) -> EpochsQuery:
+    """Starts a query. It keeps a copy of the session's settings: those of the user, and not of an epoch that runs."""
+    with turn_of(rows.sparkSession):
+        return EpochsQuery(writer.start(), failures)
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:

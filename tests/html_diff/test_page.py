@@ -193,7 +193,7 @@ def test_branches_that_agree(store: nosync.Store, tmp_path: Path) -> None:
 def test_errors(store: nosync.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["s1", "main", "nope", "--html", "x.html"], "no branch 'nope'; branches: main, other"),
-        (["s1", "main", "other", "--html", str(tmp_path / "no" / "x.html")], "cannot write"),
+        (["s1", "main", "other", "--html", str(tmp_path / "no" / "x.html")], "there is no directory"),
         (["rows", "main", "other", "--html", str(tmp_path / "x.html")], "is a log"),
     ):
         with pytest.raises(SystemExit) as stop:

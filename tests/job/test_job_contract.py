@@ -178,7 +178,7 @@ def test_times_mean_what_they_mean_to_the_user(
     assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
 
 
-@pytest.mark.parametrize("way", ["advance", "backfill"])
+@pytest.mark.parametrize("way", ["advance", "backfill", "stream"])
 def test_jobs_of_one_session_take_turns(
     spark: SparkSession, tmp_path: Path, new_york: None, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -211,17 +211,26 @@ def test_jobs_of_one_session_take_turns(
             rows.map("waits", wait, schema="k string, at timestamp")
         return nosync.Job(flow, store, spark=spark, shards=1)
 
+    def stream(job: nosync.Job) -> None:
+        (tmp_path / "files").mkdir()
+        (tmp_path / "files" / "in").write_text((tmp_path / "in").read_text())
+        rows = spark.readStream.schema("k string, at timestamp").json(str(tmp_path / "files"))
+        job.stream({"rows": rows}, checkpoint=tmp_path / "cp", trigger={"availableNow": True}).awaitTermination()
+
     with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
         first, second = job_on(a, waits=True), job_on(b, waits=False)
         monkeypatch.setattr("nosync.spark.epoch_run.turn_of", turn)
         monkeypatch.setattr("nosync.spark.epoch_inputs.turn_of", turn)
+        monkeypatch.setattr("nosync.spark.structured_streaming.turn_of", turn)
         with ThreadPoolExecutor(2) as threads:
             runs = [threads.submit(first.advance, 0, {"rows": frame})]
             eventually("it runs", begun.exists)
             if way == "advance":
                 runs.append(threads.submit(second.advance, 0, {"rows": frame}))
-            else:
+            elif way == "backfill":
                 runs.append(threads.submit(second.backfill, {"rows": frame}, epoch="hour(at) - 5"))
+            else:
+                runs.append(threads.submit(stream, second))
             assert waiting.wait(timeout=30)
             go.touch()
             for one in runs:

@@ -94,6 +94,7 @@ def test_a_job_goes_on_while_its_layers_are_still_in_the_object_store(
         assert store.status().remotes[0].safe_point == EPOCHS - 1
 
 
+@pytest.mark.long
 def test_inputs_wait_for_the_object_store(spark: SparkSession, tmp_path: Path) -> None:
     flow = nosync.Dataflow("words", persist=nosync.remote())
     source = flow.source("rows", "word string, n bigint", at_safe_point="drop")

@@ -117,7 +117,7 @@ def test_the_oracle_is_what_spark_has(spark: SparkSession) -> None:
 
 
 @HAS_HISTORY
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "tracked"),
     [

@@ -257,7 +257,6 @@ def test_a_view_that_is_edited_may_have_other_columns(small: Project) -> None:
     assert small.rows("totals", as_of=0) == counted(("ann", 5.0), ("bob", 20.0))
 
 
-@pytest.mark.long
 def test_a_run_that_died_after_an_upgrade_still_shows_the_edit(small: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     small.run()
     small.write("small", SMALL.replace('table("orders").where("amount > 0")', 'table("orders").where("amount > 10")'))

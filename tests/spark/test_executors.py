@@ -97,6 +97,7 @@ def test_a_job_on_executors_without_nosync_is_refused_when_it_is_made(
     assert sealed is None
 
 
+@pytest.mark.long
 def test_executors_that_have_it_are_asked_once_in_an_application(found: dict[str, list[object]]) -> None:
     """Twice here, for the driver forgets the first answer."""
     assert found["full"] == [2, 3]

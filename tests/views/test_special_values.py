@@ -50,7 +50,7 @@ QUERIES = {
 }
 
 
-@pytest.mark.few(1, "make views")
+@pytest.mark.long("make views")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by_driver", [False, True])
 def test_doubles_of_all_kinds(spark: SparkSession, open_store: OpenStore, by_driver: bool) -> None:
