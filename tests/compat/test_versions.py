@@ -253,6 +253,18 @@ def test_views_are_what_spark_gives(spark: SparkSession, open_store: OpenStore) 
     minutes += "GROUP BY item, window(at, '3 minutes')"
     flow.sql("minutes", minutes, spark=spark)
     middles = ("percentile(price / 10, 0.3) AS p", "median(price / 7) AS m")
+    flow.sql(
+        "named",
+        "SELECT item FROM orders WHERE n > (WITH d AS (SELECT min(n) AS m FROM orders) SELECT m FROM d)",
+        spark=spark,
+    )
+    flow.sql("piped", "FROM orders |> WHERE n > 1 |> AGGREGATE count(*) AS many GROUP BY item", spark=spark)
+    by_group = "SELECT n > (SELECT min(n) FROM orders) AS above, sum(n - (SELECT max(n) FROM orders)) AS s FROM orders GROUP BY 1"
+    flow.sql("groups", by_group, spark=spark)
+    with pytest.raises(nosync.FlowError, match="a view is a query"):
+        flow.sql("nothing", "DROP TABLE orders", spark=spark)
+    with pytest.raises(nosync.FlowError, match="wider type"):
+        flow.sql("sums", "SELECT try_sum(n) AS s FROM orders", spark=spark)
     flow.sql("middles", f"SELECT item, {', '.join(middles)} FROM orders GROUP BY item", spark=spark)
     job = nosync.Job(flow, open_store(retain=10), spark=spark, shards=2)
     for t in range(2):

@@ -164,7 +164,7 @@ class Planner:
         (made,) = self.session._jvm.java.lang.Class.forName(  # type: ignore[union-attr]
             "org.apache.spark.sql.catalyst.optimizer.InlineCTE"
         ).getConstructors()
-        always = [True] + [False] * (made.getParameterCount() - 1)
+        always = [True] + [False] * (made.getParameterCount() - 1)  # Spark 4.3 has one choice more than 4.1
         return self._catalyst.optimizer.InlineCTE(*always).apply(plan)
 
     def _without_views_of_views(self, plan: Node) -> tuple[Node, bool]:
