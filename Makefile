@@ -85,7 +85,7 @@ kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any momen
 	NOSYNC_LONG=1 NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest -v tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
-	NOSYNC_LONG=1 $(BIN)/python -m pytest -q tests/simulation/test_cluster.py
+	$(if $(SEED),,NOSYNC_LONG=1 $(BIN)/python -m pytest -q tests/simulation/test_cluster.py )
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 remote: setup  ## Copies in an object store under faults, from SEEDS=10000 seeds, then CYCLES=200 times kill -9 while they are made (an hour).

@@ -193,8 +193,9 @@ class Checkpoint:
             )
         path = local_directory(directory)
         check_new(path, self._keep.env)
-        with self._output_at(output, new_output, self._keep.at(at)):
-            made = fork(self._keep, path, at, address=address)
+        batch = self._keep.at(at)
+        with self._output_at(output, new_output, batch):
+            made = fork(self._keep, path, batch, address=address)
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
             with keep.writing():
@@ -232,9 +233,8 @@ class Checkpoint:
         path = local_directory(directory)
         check_new(path, self._keep.env)
         with self._writing(), self._output_at(output, new_output, batch):
-            rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
-        self._keep = rewound
-        return restore(rewound, path, batch), kept
+            self._keep, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
+        return restore(self._keep, path, batch), kept
 
     def _output_at(
         self, output: str | os.PathLike[str] | None, new_output: str | os.PathLike[str] | None, t: Batch

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import remove_tree
+from nosync.checkpoints.restore import new_directory
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
@@ -44,19 +44,10 @@ def output_at(output: Path, target: Path, t: Batch, env: Env) -> Iterator[int]:
     output = Path(os.path.normpath(output.absolute()))  # as Spark says it in the log
     if not (output / SINK_LOG).is_dir():
         raise InvalidInputError(f"{output} is not the output of a file sink: it has no {SINK_LOG}")
-    if env.list_dir(target) or (env.exists(target) and not target.is_dir()):
-        raise InvalidInputError(f"{target} is there, and not empty: say a new directory for the output")
-    making = target.with_name(f".{target.name}.{env.token()}.making")
-    try:
-        env.make_dirs(making / SINK_LOG)
-        yield sum(_entry_at(name, output, target, making, env) for name in _entries(output / SINK_LOG, t, env))
+    with new_directory(target, env) as making:
         with storage_errors("make", target):
-            if env.exists(target):
-                target.rmdir()
-            making.rename(target)
-            env.sync_dir(target.parent)
-    finally:
-        remove_tree(making)
+            env.make_dirs(making / SINK_LOG)
+        yield sum(_entry_at(name, output, target, making, env) for name in _entries(output / SINK_LOG, t, env))
 
 
 def _entry_at(name: str, output: Path, target: Path, making: Path, env: Env) -> int:
@@ -110,13 +101,15 @@ class _File:
             raise ValueError(f"{said['path']} is not on a file system of this host")
         path = rest.lstrip("/")
         slashes = rest[: len(rest) - len(path) - 1]
-        return cls(said, f"{scheme}:{slashes}" if scheme else slashes, Path("/" + unquote(path)))
+        return cls(said, f"{scheme}:{slashes}" if scheme else slashes, Path(os.path.normpath("/" + unquote(path))))
 
     def within(self, output: Path) -> Path:
         """Returns the path in the output. Raises InvalidInputError for a file that is elsewhere."""
-        for path, root in ((self.path, output), (self.path.resolve(), output.resolve())):
-            if path.is_relative_to(root):
-                return path.relative_to(root)
+        if self.path.is_relative_to(output):
+            return self.path.relative_to(output)
+        path, root = self.path.resolve(), output.resolve()  # whichever link the one and the other went by
+        if path.is_relative_to(root):
+            return path.relative_to(root)
         raise InvalidInputError(
             f"the log of {output} lists {self.path}, which is not in it: give the path that the query writes to. An output that "
             "was moved has to be where it was"

@@ -10,8 +10,11 @@ Invariants
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,33 +58,43 @@ def fork(keep: Keep, directory: Path, t: int | None = None, *, address: str | No
 
 def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id: bool) -> Restored:
     env = keep.env
-    check_new(directory, env)
     paths = set(keep.closures.of(t).paths)
     following = set() if new_id else next_offsets(keep, t)
     paths |= following
-    making = directory.with_name(f".{directory.name}.{env.token()}.making")
-    try:
+    with new_directory(directory, env) as making:
         for path in sorted(paths):
             _place(keep, path, making)
         if new_id:
             _replace(keep, making, METADATA, json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
         for path in sorted(path for path in paths if "/_metadata/v2/" in path and not path.endswith(CRC_SUFFIX)):
             _readdress(keep, making, path, address or f"file:{directory.absolute()}")
+    return Restored(directory, t, len(paths), bool(following))
+
+
+@contextmanager
+def new_directory(directory: Path, env: Env) -> Iterator[Path]:
+    """Gives a path beside a directory to fill. It becomes the directory at the end of the `with`, and not where that fails.
+
+    Raises InvalidInputError as `check_new` does, StorageError where it cannot be made.
+    """
+    check_new(directory, env)
+    making = directory.with_name(f".{directory.name}.{env.token()}.making")
+    try:
+        yield making
         with storage_errors("make", directory):
             if env.exists(directory):
                 directory.rmdir()
             making.rename(directory)
             env.sync_dir(directory.parent)
     finally:
-        remove_tree(making)
-    return Restored(directory, t, len(paths), bool(following))
+        _remove_tree(making)
 
 
 def check_new(directory: Path, env: Env) -> None:
-    """Raises InvalidInputError where a directory is there that is not empty, or a file."""
+    """Raises InvalidInputError where a directory is there that is not empty, or a file, or that another one cannot replace."""
     is_file = env.exists(directory) and not directory.is_dir()
-    if is_file or env.list_dir(directory):
-        what = "a file" if is_file else "there, and not empty"
+    if is_file or env.list_dir(directory) or os.path.ismount(directory):
+        what = "a file" if is_file else "a mount point" if os.path.ismount(directory) else "there, and not empty"
         raise InvalidInputError(f"{directory} is {what}: say a new directory; nothing was changed")
 
 
@@ -144,13 +157,13 @@ def readdressed(text: str, address: str) -> str:
     return _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
 
 
-def remove_tree(directory: Path) -> None:
+def _remove_tree(directory: Path) -> None:
     """Removes a directory that was begun and got no name."""
     if not directory.is_dir():
         return
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
+            _remove_tree(path)
         else:
             path.unlink()
     directory.rmdir()

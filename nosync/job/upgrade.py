@@ -253,8 +253,9 @@ class Upgrade:
 
 
 def upgrade_of(
-    flow: Dataflow, store: Store, spark: SparkSession, keep_as: str | None = None, at: int | None = None
-) -> Upgrade:
+    flow: Dataflow, store: Store, spark: SparkSession, keep_as: str | None = None, at: int | None = None,
+    sinks: Collection[str] | None = None,
+) -> Upgrade:  # fmt: skip
     """Returns the upgrade of a store to a flow, where no job runs. The rest is as for `Upgrade`."""
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415 - the store works without pyspark
     from nosync.spark.pickling import frozen  # noqa: PLC0415
@@ -262,7 +263,7 @@ def upgrade_of(
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
     analyze = Analyzer(spark, expression_settings(spark))
-    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as, at=at)
+    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as, at=at, sinks=sinks)
 
 
 def _fingerprint(flow: BoundFlow, name: str) -> str | None:

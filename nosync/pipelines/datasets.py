@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from nosync.job.sinks import Sink
+from nosync.job.delta_sink import DeltaSink
+from nosync.job.sinks import ParquetSink
 
 MATERIALIZED_VIEW = "materialized view"
 """It is what its query gives of all rows."""
@@ -44,7 +46,12 @@ class Dataset:
     queries: list[Query] = field(default_factory=list)
     follows: bool = True
     """Whether it is what its query gives of all rows that came, so that another query means other rows for all of them."""
-    sink: Sink | None = None
+    sink: ParquetSink | DeltaSink | None = None
     """Where its rows go."""
     notes: list[str] = field(default_factory=list)
-    """What of its definition has no meaning here."""
+    """What whoever runs it should know of its definition."""
+
+    @property
+    def output(self) -> str | None:
+        """Returns the path or the URL that its rows go to."""
+        return None if self.sink is None else os.path.normpath(self.sink.path)

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import CHANGES, FINAL
 from nosync.flow.views import View
+from nosync.job.sinks import Sink
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.pipelines.datasets import MATERIALIZED_VIEW, SINK, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
@@ -36,6 +37,11 @@ class Pipeline:
     """By name, each after those that it reads."""
     inputs: Sequence[Input]
     planner: ProjectPlanner
+
+    @property
+    def sinks(self) -> dict[str, Sink]:
+        """Returns the sinks of datasets that have one, by their names."""
+        return {name: one.sink for name, one in self.datasets.items() if one.sink is not None}
 
     def reads(self, dataset: str) -> list[str]:
         """Returns what a dataset reads, as the flow has it."""

@@ -81,6 +81,7 @@ class Definitions(GraphElementRegistry):
                 )
             self.datasets[name].queries.append(query)
             self.datasets[name].follows |= query.is_cdc  # what a key has is changed and taken back
+        self._check_outputs()
         for dataset in self.datasets.values():
             cdc = next((query for query in dataset.queries if query.is_cdc), None)
             if cdc is not None and len(dataset.queries) > 1:
@@ -92,6 +93,16 @@ class Definitions(GraphElementRegistry):
                     f"{dataset.where}: nothing fills {dataset.name}: append_flow(target={dataset.name!r}) does"
                 )
         return self.datasets
+
+    def _check_outputs(self) -> None:
+        """Raises FlowError where two sinks write to one place."""
+        there: dict[str, Dataset] = {}
+        for dataset in self.datasets.values():
+            if dataset.output is not None and (other := there.setdefault(dataset.output, dataset)) is not dataset:
+                raise FlowError(
+                    f"{dataset.where}: sink {dataset.name} writes to {dataset.output}, as {other.name} in {other.where} does: "
+                    "give each a path of its own"
+                )
 
     # --- what the decorators call -------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ def branch_off(
 
 def planned_upgrade(pipeline: Pipeline, store: Store, at: int | None = None) -> Upgrade:
     """Returns the upgrade of a store to a project as it is now, for the epochs after the last one, or after `at`."""
-    return upgrade_of(pipeline.flow, store, pipeline.planner.spark, at=at)
+    return upgrade_of(pipeline.flow, store, pipeline.planner.spark, at=at, sinks=pipeline.sinks)
 
 
 def _job(pipeline: Pipeline, store: Store, branch: str, shards: int | None) -> Job:
@@ -178,7 +178,7 @@ def _job(pipeline: Pipeline, store: Store, branch: str, shards: int | None) -> J
         or (manifest.shard_count if manifest else None)
         or min(_MOST_SHARDS, spark.sparkContext.defaultParallelism)
     )
-    sinks = {name: one.sink for name, one in pipeline.datasets.items() if one.sink is not None and branch == MAIN}
+    sinks = pipeline.sinks if branch == MAIN else None
     return Job(pipeline.flow, store, spark=spark, shards=shards, branch=branch, sinks=sinks)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pyspark.pipelines.output import Sink as Declared
+from pyspark.pipelines.output import Sink
 
 from nosync.job.delta_sink import DeltaSink
-from nosync.job.sinks import ParquetSink, Sink
+from nosync.job.sinks import ParquetSink
 from nosync.lsm.errors import FlowError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.paths import checked_text
 
 _PATH = "path"
-_FORMATS: Mapping[str, Callable[[str], Sink]] = {"parquet": ParquetSink, "delta": DeltaSink}
+_INSTEAD = "An object store is s3://BUCKET/PREFIX, gs:// or az://"
+_FORMATS: Mapping[str, Callable[[str], ParquetSink | DeltaSink]] = {"parquet": ParquetSink, "delta": DeltaSink}
 
 
-def sink_of(declared: Declared, where: str, root: Path) -> Sink:
+def sink_of(declared: Sink, where: str, root: Path) -> ParquetSink | DeltaSink:
     """Returns a sink for what a project declares. `where`: its file and line; `root`: what its path is relative to.
 
     Raises FlowError for a format or an option that would mean something else here, and for a path that cannot be one.
@@ -36,6 +38,6 @@ def sink_of(declared: Declared, where: str, root: Path) -> Sink:
     if options:
         raise FlowError(f"{what}: option {', '.join(options)} has no meaning here: the one option is {_PATH!r}")
     try:
-        return made(path if "://" in path else str(root / path.removeprefix("file:")))
+        return made(path if "://" in path else str(root / Path(checked_text(path, "a sink", _INSTEAD)).expanduser()))
     except NosyncError as error:
         raise FlowError(f"{what}: {error}") from None

@@ -398,11 +398,10 @@ def is_of_today(node: Any) -> bool:
     if not text.foldable() or text.dataType().getClass().getSimpleName().rstrip("$") != "StringType":
         return False
     try:
-        return (
-            _TODAY.match(str(text.eval(None))) is not None
-        )  # Spark looks at the value of a constant, however it is written
+        # Spark looks at the value of a constant, however it is written.
+        return _TODAY.match(str(text.eval(None))) is not None
     except (PySparkException, Py4JError):
-        return False  # it fails whenever it is asked
+        return False  # Spark does not know its value here
 
 
 def _any_of_today(nodes: Any) -> bool:

@@ -98,10 +98,20 @@ def test_mistakes(tmp_path: Path) -> None:
         made(tmp_path / "out", tmp_path / "full", 1)
     with pytest.raises(InvalidInputError, match="not the output of a file sink"):
         made(tmp_path / "full", tmp_path / "new", 1)
-    for path in ("s3a://bucket/x", "/elsewhere/x", "file:///etc/passwd"):
+    for path, error, text in (
+        ("s3a://bucket/x", CorruptionError, "_spark_metadata/1: .*s3a://bucket/x is not on a file system of this host"),
+        ("/elsewhere/x", InvalidInputError, "lists /elsewhere/x, which is not in it: give the path"),
+        ("file:///etc/passwd", InvalidInputError, "lists /etc/passwd, which is not in it"),
+        (f"{tmp_path}/out/../full/x", InvalidInputError, "which is not in it"),
+    ):
         (tmp_path / "out/_spark_metadata/1").write_text("v1\n" + json.dumps({"path": path}))
-        with pytest.raises((CorruptionError, InvalidInputError), match="_spark_metadata/1|is not in it: give the path"):
+        with pytest.raises(error, match=text):
             made(tmp_path / "out", tmp_path / f"new{len(path)}", 1)
+    (tmp_path / "empty").mkdir()
+    write_output(tmp_path / "other", 2)
+    assert made(tmp_path / "other", tmp_path / "empty", 1) == 2, "an empty directory is as good as none"
+    with pytest.raises(InvalidInputError, match="/proc is"):
+        made(tmp_path / "other", Path("/proc"), 1)
 
 
 def test_a_rewind_and_a_fork_make_it(tmp_path: Path) -> None:

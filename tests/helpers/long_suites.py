@@ -13,13 +13,25 @@ _ROOT = Path(__file__).parents[2]
 
 
 @cache
-def _recipes() -> dict[str, str]:
-    """Returns the commands of each target with NOSYNC_LONG, without which they leave out what is long."""
+def _commands() -> dict[str, list[list[str]]]:
+    """Returns the words of the commands of each target that have NOSYNC_LONG, without which they leave out what is long."""
     text = (_ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for target, recipe in re.findall(r"^([a-z]+):.*\n((?:\t.*\n)+)", text, re.MULTILINE):
-        found[f"make {target}"] = "\n".join(line for line in recipe.splitlines() if "NOSYNC_LONG=1" in line)
+        found[f"make {target}"] = [line.split() for line in recipe.splitlines() if "NOSYNC_LONG=1" in line]
     return found
+
+
+def _runs(command: list[str], item: pytest.Item) -> bool:
+    """Returns whether a command runs a test."""
+    path = item.path.relative_to(_ROOT)
+    among = [word for word in command if word.startswith("tests/")] or ["tests"]
+    ignored = [word.removeprefix("--ignore=") for word in command if word.startswith("--ignore=")]
+    if "'spark" in command and item.get_closest_marker("spark") is None:
+        return False
+    if "-k" in command and command[command.index("-k") + 1] not in item.name:
+        return False
+    return any(map(path.is_relative_to, among)) and not any(map(path.is_relative_to, ignored))
 
 
 def target_of(item: pytest.Item) -> str | None:
@@ -31,11 +43,6 @@ def target_of(item: pytest.Item) -> str | None:
     if marker is None:
         return None
     target = marker.args[0] if marker.args else DEFAULT
-    recipe, path = _recipes().get(target, ""), str(item.path.relative_to(_ROOT))
-    words = recipe.split()
-    among = [word for word in words if word.startswith("tests/")] or (["tests/"] if "pytest" in words else [])
-    ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
-    is_left_out = "'spark and long'" in recipe and item.get_closest_marker("spark") is None
-    if is_left_out or not path.startswith(tuple(among)) or path.startswith(tuple(ignored)):
+    if not any(_runs(command, item) for command in _commands().get(target, [])):
         raise pytest.UsageError(f"{item.nodeid} is left to {target!r}, which does not run it: name another target")
     return target

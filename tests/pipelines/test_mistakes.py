@@ -59,6 +59,10 @@ CDC_IN_SQL = pytest.mark.skipif(
         ("dp.create_sink('a', 'parquet', {})", "sink a: format 'parquet' needs the option 'path'"),
         ("dp.create_sink('a', 'parquet', {'path': 'out', 'partitionBy': 'x'})", "option partitionBy has no meaning"),
         ("dp.create_sink('a', 'parquet', {'path': 'hdfs://host/out'})", "t.py:7: sink a: .*hdfs:// is not known"),
+        ("dp.create_sink('a', 'parquet', {'path': 's3:/bucket/out'})", "sink a: s3:/bucket/out is not on this host"),
+        ("dp.create_sink('a', 'parquet', {'path': 'out'})\ndp.create_sink('b', 'delta', {'path': './out'})\n"
+         "for name in 'ab':\n    @dp.append_flow(target=name, name='to_' + name)\n    def f():\n        return spark.range(3)",
+         "t.py:8: sink b writes to .*out, as a in .*t.py:7 does"),
         ("dp.create_sink('a', 'parquet', {'path': 'out'})", "nothing fills a"),
         ("dp.create_sink('a', 'parquet', {'path': 'out'})\n\n@dp.append_flow(target='a')\ndef f():\n    return spark.range(3)",
          "t.py:9: f reads no stream, and a sink is of rows as they come"),

@@ -16,7 +16,17 @@ from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node, found, id_of, is_replaceable, items, kind_of, nodes_of, refused
+from nosync.spark.plans.catalyst import (
+    Node,
+    check_fails,
+    found,
+    id_of,
+    is_replaceable,
+    items,
+    kind_of,
+    nodes_of,
+    refused,
+)
 from nosync.spark.plans.event_time import EventWindow
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import null_safe
@@ -279,11 +289,7 @@ class Aggregates:
     def _add(self, part: _Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
         kind = kind_of(function)
-        if str(function.prettyName()).startswith("try_"):
-            raise refused(
-                call,
-                "what is too large would be an error and not null: sum a wider type, as in sum(CAST(x AS decimal(38, 0)))",
-            )
+        check_fails(call, function)
         answer: Callable[[_Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
         if answer is None:
             raise refused(call, _REFUSED.get(kind, "there is no such aggregate that follows rows which go"))

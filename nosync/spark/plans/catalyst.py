@@ -78,6 +78,15 @@ def has_one_row(plan: Node) -> bool:
     return kind_of(plan) == "OneRowRelation" or (kind_of(plan) == "Aggregate" and not items(plan.groupingExpressions()))
 
 
+def check_fails(call: Node, function: Node) -> None:
+    """Raises Refused for an aggregate such as try_sum, which gives null for what is too large."""
+    if str(function.prettyName()).startswith("try_"):
+        raise refused(
+            call,
+            "what is too large would be an error and not null: sum a wider type, as in sum(CAST(x AS decimal(38, 0)))",
+        )
+
+
 def refused(node: Node, why: str) -> Refused:
     """Returns the error for a plan or an expression. It shows the clause, and the line where it begins."""
     try:

@@ -34,8 +34,8 @@ _WITH = re.compile(r"^[ :+|-]*WithCTE$", re.MULTILINE)
 """A line of a plan, as text, that names queries."""
 _LOGICAL, _STATEMENTS = "org.apache.spark.sql.catalyst.plans.logical", ("Command", "ParsedStatement")
 """Where Spark has what is no query."""
-_RUN_AT_ONCE = ("CompoundBody", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
-"""Scripts, and texts that are run."""
+_RUN_AT_ONCE = ("Call", "CompoundBody", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
+"""Procedures, scripts, and texts that are run."""
 _RAISED = "USER_RAISED_EXCEPTION"
 _NESTING = 3
 """How deep subqueries may be in each other."""

@@ -190,6 +190,8 @@ class Translator:
     def _with_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Relation, Known]:
         """Returns a relation with the values of the scalar subqueries in an expression, as columns."""
         for one in self._subqueries_in(e, known):
+            if any(what.semanticEquals(one) for what, _ in known):  # it stands in the expression twice
+                continue
             if items(one.outerAttrs()):
                 raise refused(one, "Spark does not turn this correlated subquery into a join: write it as a join")
             value = items(one.plan().output())[0]
