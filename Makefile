@@ -45,7 +45,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (15 to 35 minutes on 2 cores). Long ones with Spark are in `make spark`.
+test: setup  ## Run the tests (15 to 25 minutes on 2 cores). Long ones with Spark are in `make spark`.
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist worksteal --durations=10
 
