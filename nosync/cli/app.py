@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from typing import Any
 
 import click
 
@@ -31,6 +33,15 @@ class Group(click.Group):
     """Holds the commands of `nosync`."""
 
     command_class = Command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command. Where a reader such as `head` has seen enough, Click would end with 1: `main` ends with 0."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            raise BrokenPipeError from None  # without a number, by which Click knows it
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

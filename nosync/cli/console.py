@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import decimal
-import errno
 import json
 import logging
 import math
@@ -29,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 import nosync
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.model.as_of import AsOf, parse_as_of
 from nosync.lsm.model.layer import Shard
 from nosync.lsm.status import LayerStatus
@@ -199,6 +198,26 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, 
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
         task = bar.add_task(text, total=None, note="")
         yield lambda done, of, note: bar.update(task, completed=done, total=of, note=note)
+
+
+@contextmanager
+def whole_file(target: Path, *, force: bool) -> Iterator[Path]:
+    """Gives a file beside the target, which takes its name once it is whole. Raises InvalidInputError or StorageError."""
+    if not target.parent.is_dir():
+        raise InvalidInputError(f"{target}: there is no directory {target.parent}: make it first")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if force:
+            os.replace(temporary, target)
+        else:
+            os.link(temporary, target)
+    except FileExistsError:
+        raise InvalidInputError(f"{target} came meanwhile: give another name, or say --force to replace it") from None
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def table_of(*columns: str) -> Table:
@@ -394,12 +413,7 @@ def print_rows(rows: pa.Table, limit: int | None, *, as_csv: bool, as_json: bool
 def _print_csv(table: pa.Table) -> None:
     """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
     if not sys.stdout.isatty():
-        try:
-            pyarrow.csv.write_csv(table, sys.stdout.buffer)
-        except OSError as error:  # click would end with 1 for one that has a number
-            if error.errno == errno.EPIPE:
-                raise BrokenPipeError from None
-            raise
+        pyarrow.csv.write_csv(table, sys.stdout.buffer)
         return
     text = pa.BufferOutputStream()
     pyarrow.csv.write_csv(table, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from nosync.cli.console import (
     progress,
     read_only,
     size_text,
+    whole_file,
 )
-from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
+from nosync.lsm.errors import InvalidInputError, SchemaError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 
@@ -104,26 +104,6 @@ def _export(
             rows += table.num_rows
         progress(len(shards), len(shards))
     return rows
-
-
-@contextlib.contextmanager
-def whole_file(target: Path, *, force: bool) -> Iterator[Path]:
-    """Gives a file beside the target, which takes its name once it is whole. Raises InvalidInputError or StorageError."""
-    if not target.parent.is_dir():
-        raise InvalidInputError(f"{target}: there is no directory {target.parent}: make it first")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        if force:
-            os.replace(temporary, target)
-        else:
-            os.link(temporary, target)
-    except FileExistsError:
-        raise InvalidInputError(f"{target} came meanwhile: give another name, or say --force to replace it") from None
-    except OSError as error:
-        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ from nosync.cli.console import (
     show_layers,
     size_text,
     table_of,
+    whole_file,
 )
-from nosync.cli.export import whole_file
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.model.as_of import AsOf
@@ -186,14 +186,12 @@ def diff(
     with read_only(path) as store:
         table = store.diff(stage, a, b, as_of)
     table = by_key(table, table.column_names[: table.column_names.index("_diff")])
-    if as_json:
-        print_rows(table, limit, as_csv=False, as_json=True)
-        return
-    kinds = table.column("_diff").to_pylist()
-    found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
-    out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
-    if table.num_rows:
-        print_rows(table, limit, as_csv=False, as_json=False)
+    if not as_json:
+        kinds = table.column("_diff").to_pylist()
+        found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
+        out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
+    if as_json or table.num_rows:
+        print_rows(table, limit, as_csv=False, as_json=as_json)
 
 
 def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html: Path, *, as_json: bool) -> None:

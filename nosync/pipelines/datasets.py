@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +17,8 @@ STREAMING_TABLE = "streaming table"
 """Its queries are asked of rows as they come. With another query it goes on; what it has stays."""
 SINK = "sink"
 """A streaming table whose rows also go outside, epoch by epoch."""
+OF_STREAMS = (STREAMING_TABLE, SINK)
+"""Their queries are asked of rows as they come."""
 TEMPORARY_VIEW = "temporary view"
 """A name for a query, for other datasets of the project. It has no rows of its own."""
 
@@ -50,8 +51,3 @@ class Dataset:
     """Where its rows go."""
     notes: list[str] = field(default_factory=list)
     """What whoever runs it should know of its definition."""
-
-    @property
-    def output(self) -> str | None:
-        """Returns the path or the URL that its rows go to."""
-        return None if self.sink is None else os.path.normpath(self.sink.path)

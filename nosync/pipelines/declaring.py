@@ -18,7 +18,7 @@ from nosync.flow.views import View
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.pipelines.datasets import MATERIALIZED_VIEW, SINK, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
+from nosync.pipelines.datasets import MATERIALIZED_VIEW, OF_STREAMS, TEMPORARY_VIEW, Dataset, Query
 from nosync.pipelines.definitions import Definitions
 from nosync.pipelines.inputs import Input, Inputs, outside_leaves, types_of
 from nosync.pipelines.reading import NotYet, ProjectPlanner
@@ -138,7 +138,7 @@ class _Declared:
                 f"{query.where}: {query.name} reads a stream, and a materialized view is of tables: read it with "
                 "spark.read or without STREAM, or define a streaming table"
             )
-        if dataset.kind in (STREAMING_TABLE, SINK):
+        if dataset.kind in OF_STREAMS:
             self._check_streams(query, frame, dataset.kind)
         return frame
 
@@ -167,7 +167,7 @@ class _Declared:
         if dataset.kind == TEMPORARY_VIEW:
             frame.createOrReplaceTempView(quoted(dataset.name))
             return
-        only_grows = dataset.kind in (STREAMING_TABLE, SINK) and not any(query.is_cdc for query in dataset.queries)
+        only_grows = dataset.kind in OF_STREAMS and not any(query.is_cdc for query in dataset.queries)
         emit = FINAL if only_grows else CHANGES
         view = View(dataset.name, lambda _: frame, goes_on=not dataset.follows, emit=emit)
         self._flow.declare_view(view, self._planner)

@@ -21,7 +21,15 @@ from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.pipelines.auto_cdc import Changes, Chosen, changes_of, name_of, rows_of
-from nosync.pipelines.datasets import MATERIALIZED_VIEW, SINK, STREAMING_TABLE, TEMPORARY_VIEW, Dataset, Query
+from nosync.pipelines.datasets import (
+    MATERIALIZED_VIEW,
+    OF_STREAMS,
+    SINK,
+    STREAMING_TABLE,
+    TEMPORARY_VIEW,
+    Dataset,
+    Query,
+)
 from nosync.pipelines.reading import ProjectPlanner
 from nosync.pipelines.sinks import sink_of
 from nosync.pipelines.spec import Spec
@@ -56,6 +64,12 @@ class Definitions(GraphElementRegistry):
                     self.register_sql(_text_of(file), file)
                 else:
                     raise InvalidInputError(f"{self._shown(file)}: expected files that end in .py or .sql")
+        self._fill()
+        self._check()
+        return self.datasets
+
+    def _fill(self) -> None:
+        """Gives datasets the queries that fill them. Raises FlowError for one that can fill nothing."""
         named: dict[str, Query] = {}
         for target, query in self._queries:
             if (other := named.setdefault(query.name.lower(), query)) is not query:
@@ -68,20 +82,23 @@ class Definitions(GraphElementRegistry):
                     f"{query.where}: {query.name} fills {name}, which is not defined: "
                     f"create_streaming_table({name!r}) defines it{did_you_mean(name, self.datasets)}"
                 )
-            kind = self.datasets[name].kind
-            if query.is_cdc and kind != STREAMING_TABLE:
+            dataset = self.datasets[name]
+            if query.is_cdc and dataset.kind != STREAMING_TABLE:
                 raise FlowError(
-                    f"{query.where}: {name} is a {kind}, and AUTO CDC changes the rows of its target: let it fill a streaming "
-                    "table"
+                    f"{query.where}: {name} is a {dataset.kind}, and AUTO CDC changes the rows of its target: let it fill a "
+                    "streaming table"
                 )
-            if kind in (MATERIALIZED_VIEW, TEMPORARY_VIEW) and self.datasets[name].queries:
+            if dataset.queries and dataset.kind not in OF_STREAMS:
                 raise FlowError(
-                    f"{query.where}: {name} is a {kind}, which has the query that defines it alone: flows fill streaming "
-                    "tables and sinks"
+                    f"{query.where}: {name} is a {dataset.kind}, which has the query that defines it alone: flows fill "
+                    "streaming tables and sinks"
                 )
-            self.datasets[name].queries.append(query)
-            self.datasets[name].follows |= query.is_cdc  # what a key has is changed and taken back
-        self._check_outputs()
+            dataset.queries.append(query)
+            dataset.follows |= query.is_cdc  # what a key has is changed and taken back
+
+    def _check(self) -> None:
+        """Raises FlowError for a dataset that nothing fills, or that gets in the way of another flow or sink."""
+        outputs: dict[str, Dataset] = {}
         for dataset in self.datasets.values():
             cdc = next((query for query in dataset.queries if query.is_cdc), None)
             if cdc is not None and len(dataset.queries) > 1:
@@ -92,16 +109,13 @@ class Definitions(GraphElementRegistry):
                 raise FlowError(
                     f"{dataset.where}: nothing fills {dataset.name}: append_flow(target={dataset.name!r}) does"
                 )
-        return self.datasets
-
-    def _check_outputs(self) -> None:
-        """Raises FlowError where two sinks write to one place."""
-        there: dict[str, Dataset] = {}
-        for dataset in self.datasets.values():
-            if dataset.output is not None and (other := there.setdefault(dataset.output, dataset)) is not dataset:
+            if dataset.sink is None:
+                continue
+            place = str(dataset.sink.path)
+            if (other := outputs.setdefault(place, dataset)) is not dataset:
                 raise FlowError(
-                    f"{dataset.where}: sink {dataset.name} writes to {dataset.output}, as {other.name} in {other.where} does: "
-                    "give each a path of its own"
+                    f"{dataset.where}: sink {dataset.name} writes to {place}, as {other.name} in {other.where} does: give each "
+                    "a path of its own"
                 )
 
     # --- what the decorators call -------------------------------------------------------------------------------------
@@ -220,7 +234,7 @@ class Definitions(GraphElementRegistry):
         name = self._name(name, where)
         if name in self.datasets:
             raise FlowError(f"{where}: {name} is defined already, in {self.datasets[name].where}")
-        self.datasets[name] = Dataset(name, kind, where, schema, follows=kind not in (STREAMING_TABLE, SINK))
+        self.datasets[name] = Dataset(name, kind, where, schema, follows=kind not in OF_STREAMS)
         return self.datasets[name]
 
     def _add_changes(self, target: str, name: str, where: str, changes: Changes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def sink_of(declared: Sink, where: str, root: Path) -> ParquetSink | DeltaSink:
     if options:
         raise FlowError(f"{what}: option {', '.join(options)} has no meaning here: the one option is {_PATH!r}")
     try:
-        return made(path if "://" in path else str(root / Path(checked_text(path, "a sink", _INSTEAD)).expanduser()))
+        if "://" not in path:
+            path = os.path.normpath(root / Path(checked_text(path, "a sink", _INSTEAD)).expanduser())
+        return made(path)
     except NosyncError as error:
         raise FlowError(f"{what}: {error}") from None

@@ -283,6 +283,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"InsertInto.*a view is a query",
     ),
     "procedures": ("CALL spark_catalog.system.nothing()", r"Call.*a view is a query"),
+    "means that may not fit": ("SELECT try_avg(id) AS s FROM orders", r"try_avg\(.*line 1.*decimal\(38, 0\)"),
     "sums over that may not fit": (
         "SELECT try_sum(id) OVER () AS s FROM orders",
         r"try_sum\(.*line 1.*decimal\(38, 0\)",

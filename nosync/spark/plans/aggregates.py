@@ -18,13 +18,13 @@ from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import (
     Node,
-    check_fails,
     found,
     id_of,
     is_replaceable,
     items,
     kind_of,
     nodes_of,
+    refuse_null_on_overflow,
     refused,
 )
 from nosync.spark.plans.event_time import EventWindow
@@ -164,8 +164,8 @@ class Aggregates:
                 self._add(sets.setdefault(self._arguments(call, relation), _Part(over)), call, relation)
         if not (plain.answers or sets) and not keys:
             plain.has(functions.count())  # the row that is there without any rows
-        stages = [(self._aggregated(relation, keys, plain), plain)] if plain.aggregates else []
-        stages += [(self._aggregated(relation, keys, part, distinct=True), part) for part in sets.values()]
+        stages = [(_aggregated(self._stages, relation, keys, plain), plain)] if plain.aggregates else []
+        stages += [(_aggregated(self._stages, relation, keys, part, distinct=True), part) for part in sets.values()]
         if whole.answers:
             stages.append((self._of_whole_groups(relation, keys, whole, key_types), whole))
         for _, part in stages:
@@ -176,7 +176,7 @@ class Aggregates:
         columns = [*keys, *(name for _, name, _ in part.answers)]
         for other, more in others:
             joined = [name for _, name, _ in more.answers]
-            stage = self._beside(stage, columns, other, joined, key_types)
+            stage = _beside(self._stages, stage, columns, other, joined, key_types)
             columns += joined
         return stage
 
@@ -210,14 +210,6 @@ class Aggregates:
         struct = f"named_struct('start', {quoted(START)}, 'end', {quoted(END)})"
         return self._stages.select(stage, {**_answers(keys, part), window: struct})
 
-    def _aggregated(
-        self, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
-    ) -> Stage:
-        before = self._stages.select(relation.stage, {**keys, **part.arguments})
-        before = self._stages.distinct(before) if distinct else before
-        stage = self._stages.aggregate(before, list(keys), part.aggregates)
-        return self._stages.select(stage, _answers(keys, part))
-
     def _of_whole_groups(
         self, relation: Relation, keys: Mapping[str, Expression], part: _Part, key_types: Mapping[str, Node]
     ) -> Stage:
@@ -227,19 +219,6 @@ class Aggregates:
         types = {name: str(type_.sql()) for name, type_ in part.types.items()}
         stage = self._stages.per_key("group", before, list(keys), function, f"{VERSION} {function!r}", types)
         return self._stages.select(stage, _answers(keys, part))
-
-    def _beside(
-        self, stage: Stage, columns: Sequence[str], other: Stage, joined: Sequence[str], key_types: Mapping[str, Node]
-    ) -> Stage:
-        """Returns the answers of two stages about the same groups, the first of which has all of them."""
-        on: dict[str, Expression] = {}
-        for name, type_ in key_types.items():
-            on |= null_safe(named("on", name), quoted(name), str(type_.sql()))
-        on = on or {named("on", "one row"): "1"}
-        left = self._stages.select(stage, {**on, **{name: quoted(name) for name in columns}})
-        right = self._stages.select(other, {**on, **{name: quoted(name) for name in joined}})
-        both = self._stages.join(left, right, list(on), "left")
-        return self._stages.select(both, {name: quoted(name) for name in (*columns, *joined)})
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -289,7 +268,7 @@ class Aggregates:
     def _add(self, part: _Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
         kind = kind_of(function)
-        check_fails(call, function)
+        refuse_null_on_overflow(call, function)
         answer: Callable[[_Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
         if answer is None:
             raise refused(call, _REFUSED.get(kind, "there is no such aggregate that follows rows which go"))
@@ -309,7 +288,7 @@ class Aggregates:
         return part.takes(self._argument(call, child, relation))
 
     def _compared(self, part: _Part, call: Node, child: Node, relation: Relation, instead: str) -> str:
-        """As `_of_one`, of what has an order. `instead`: what to write for what has none."""
+        """Returns what `_of_one` does, of values that have an order. `instead`: what to write for those that have none."""
         if kind_of(child.dataType()) in ("StructType", "ArrayType", "MapType"):
             raise refused(call, f"structs, lists and maps are not compared: {instead}")
         return self._of_one(part, call, child, relation)
@@ -413,6 +392,33 @@ class Aggregates:
             column = part.takes(f"IF(({context}) <=> {literal(one, function.pivotColumn().dataType())}, {value}, NULL)")
             texts.append(part.has(functions.max(column)))
         return f"array({', '.join(texts)})"
+
+
+def _aggregated(
+    stages: Stages, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
+) -> Stage:
+    before = stages.select(relation.stage, {**keys, **part.arguments})
+    before = stages.distinct(before) if distinct else before
+    return stages.select(stages.aggregate(before, list(keys), part.aggregates), _answers(keys, part))
+
+
+def _beside(
+    stages: Stages,
+    stage: Stage,
+    columns: Sequence[str],
+    other: Stage,
+    joined: Sequence[str],
+    key_types: Mapping[str, Node],
+) -> Stage:
+    """Returns the answers of two stages about the same groups, the first of which has all of them."""
+    on: dict[str, Expression] = {}
+    for name, type_ in key_types.items():
+        on |= null_safe(named("on", name), quoted(name), str(type_.sql()))
+    on = on or {named("on", "one row"): "1"}
+    left = stages.select(stage, {**on, **{name: quoted(name) for name in columns}})
+    right = stages.select(other, {**on, **{name: quoted(name) for name in joined}})
+    both = stages.join(left, right, list(on), "left")
+    return stages.select(both, {name: quoted(name) for name in (*columns, *joined)})
 
 
 def _without_negative_zero(key: Expression, group: Node) -> Expression:

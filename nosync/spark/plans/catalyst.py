@@ -78,7 +78,7 @@ def has_one_row(plan: Node) -> bool:
     return kind_of(plan) == "OneRowRelation" or (kind_of(plan) == "Aggregate" and not items(plan.groupingExpressions()))
 
 
-def check_fails(call: Node, function: Node) -> None:
+def refuse_null_on_overflow(call: Node, function: Node) -> None:
     """Raises Refused for an aggregate such as try_sum, which gives null for what is too large."""
     if str(function.prettyName()).startswith("try_"):
         raise refused(

@@ -97,6 +97,15 @@ class Expressions:
         made = e.withNewChildren(sequence_of(self._session, list(map(self._in_utc, children)))) if children else e
         return made.withTimeZone("UTC") if "withTimeZone" in dir(made) else made
 
+    def subqueries_in(self, e: Node, known: Known) -> Iterator[Node]:
+        """Yields the scalar subqueries of an expression, but for those in what is known."""
+        if not contains(self._session, e, "SCALAR_SUBQUERY") or any(what.semanticEquals(e) for what, _ in known):
+            return
+        if kind_of(e) == "ScalarSubquery":
+            yield e
+        for child in items(e.children()):
+            yield from self.subqueries_in(child, known)
+
     def fields_of(self, struct: Node) -> list[Node]:
         """Returns the expressions of a struct's fields."""
         nothing = self._session._jvm.scala.Option.empty()  # type: ignore[union-attr]

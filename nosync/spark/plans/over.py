@@ -24,7 +24,7 @@ from nosync.kernels.over_partition import (
     Within,
 )
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node, check_fails, found, id_of, items, kind_of, refused
+from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refuse_null_on_overflow, refused
 from nosync.spark.plans.event_time import length_us
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -169,7 +169,7 @@ def _over_frame(window: Node, function: Node, type_: pa.DataType, given: _Given,
             "frames of RANGE are by a number of the type of the column, or by days or seconds of a date or a time",
         )
     kind, (child, *others) = kind_of(function), items(function.children())
-    check_fails(window, function)
+    refuse_null_on_overflow(window, function)
     of_type = kind_of(child.dataType())
     if kind == "Average" and of_type == "DecimalType":
         raise refused(window, "a mean of decimals OVER a window is not translated: cast them to double")

@@ -199,9 +199,8 @@ class Planner:
         """
         if isinstance(query, str):
             parsed = self.session._jsparkSession.sessionState().sqlParser().parsePlan(query)
-            if (
-                command := self._command_in(parsed)
-            ) is not None:  # which Spark would run when it is asked what it means
+            command = self._command_in(parsed)  # which Spark would run when it is asked what it means
+            if command is not None:
                 raise FlowError(
                     f"view {view}: {command} changes or shows something, and a view is a query: give SELECT ..."
                 )

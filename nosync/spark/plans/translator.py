@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
@@ -17,7 +17,6 @@ from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
-from nosync.spark.session import contains
 
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
 _OF_INPUTS = ("Range", "StreamingRelationV2")
@@ -50,7 +49,7 @@ class Translator:
         """`inputs`: the stages that a view can name, each with its columns and their types. `emit`: how windows give
         their rows.
         """
-        self._session, self._planner, self._flow, self._inputs = session, planner, flow, inputs
+        self._planner, self._flow, self._inputs = planner, flow, inputs
         self.stages, self.notes = Stages(flow), dict[str, None]()
         self._expressions = Expressions(session)
         self._aggregates = Aggregates(self.stages, self._expressions, self.note, emit)
@@ -116,11 +115,7 @@ class Translator:
     def _subqueryalias(self, plan: Node) -> Relation:
         return self._of(plan.child())
 
-    def _subquery(self, plan: Node) -> Relation:
-        return self._of(plan.child())
-
-    def _resolvedhint(self, plan: Node) -> Relation:
-        return self._of(plan.child())
+    _subquery = _resolvedhint = _subqueryalias
 
     def _sort(self, plan: Node) -> Relation:
         self.note("ORDER BY without LIMIT is dropped: a view has no order")
@@ -178,18 +173,9 @@ class Translator:
         condition = self._expressions.of(plan.condition(), relation, known)
         return relation.with_stage(self.stages.where(relation.stage, condition))
 
-    def _subqueries_in(self, e: Node, known: Known) -> Iterator[Node]:
-        """Yields the scalar subqueries of an expression, but for those in what is known."""
-        if not contains(self._session, e, "SCALAR_SUBQUERY") or any(what.semanticEquals(e) for what, _ in known):
-            return
-        if kind_of(e) == "ScalarSubquery":
-            yield e
-        for child in items(e.children()):
-            yield from self._subqueries_in(child, known)
-
     def _with_subqueries(self, e: Node, relation: Relation, known: Known) -> tuple[Relation, Known]:
         """Returns a relation with the values of the scalar subqueries in an expression, as columns."""
-        for one in self._subqueries_in(e, known):
+        for one in self._expressions.subqueries_in(e, known):
             if any(what.semanticEquals(one) for what, _ in known):  # it stands in the expression twice
                 continue
             if items(one.outerAttrs()):
