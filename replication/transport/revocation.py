@@ -3,8 +3,9 @@
     <tls>/revoked      a serial number in hexadecimal a line; what follows # is for people
 
 `nosync certs revoke` writes it; give it to every node as ca.pem was given. Daemons look at it again every second, and
-when it has changed they end the links of those it names. A list that cannot be read revokes what the one before it did,
-and is logged: an editor may just be writing it.
+when it has changed they end the links of those it names. A list that cannot be read, or that is gone, revokes what the one before it did,
+and is logged: an editor may just be writing it, and a copy of the directory may have been made without it.
+An empty list revokes nothing.
 """
 
 from __future__ import annotations
@@ -93,14 +94,16 @@ class Revocations:
             stamp = self._stamp()
             if stamp == self._seen:
                 return
+            self._seen = stamp
             try:
                 found = read_revoked(self._path)
+                if stamp is None and self._serials:
+                    raise ReplicationError(f"{self._path} is gone: put it back, or an empty file to revoke nothing")
             except ReplicationError as error:
                 log.error("the list of revoked certificates from before counts: %s", error)
-                self._seen = stamp
                 return
             self.additions += bool(found - self._serials)
-            self._seen, self._serials = stamp, found
+            self._serials = found
             log.warning("%s names %d certificates", self._path, len(found))
 
     def check(self, pem: bytes, whose: str) -> None:
