@@ -3,9 +3,9 @@
     <tls>/revoked      a serial number in hexadecimal a line; what follows # is for people
 
 `nosync certs revoke` writes it; give it to every node as ca.pem was given. Daemons look at it again every second, and
-when it has changed they end the links of those it names. A list that cannot be read, or that is gone, revokes what the one before it did,
-and is logged: an editor may just be writing it, and a copy of the directory may have been made without it.
-An empty list revokes nothing.
+when it has changed they end the links of those it names. A list that cannot be read, or that is gone, revokes what the
+one before it did, and is logged: an editor may just be writing it, or the directory was copied without it. An empty
+list revokes nothing.
 """
 
 from __future__ import annotations
