@@ -18,6 +18,10 @@ _CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(
 """What Py4J has before the message of an exception of Java's."""
 _FRAME = re.compile(r"\s+at \S+\(")
 """Where Java's code was."""
+_INTERRUPTION = re.compile(
+    r"^(?:: |Caused by: )?(java\.(?:lang\.Interrupted|io\.InterruptedIO|nio\.channels\.ClosedByInterrupt)Exception)\b",
+    re.MULTILINE,
+)
 
 
 def reason_of(text: str) -> str:
@@ -67,18 +71,34 @@ def without_log() -> Iterator[None]:
         log.setLevel(level)
 
 
+def interruption_in(text: str) -> NosyncError | None:
+    """Returns the error of a batch whose query is stopped meanwhile, where that is what Spark says.
+
+    Spark knows an interruption in Python's traces by a regular expression, whose stack overflows where much text follows
+    on the words "Py4JJavaError: An error occurred while calling": stop() then prints a thousand lines. So this error has
+    these words, and little after them.
+    """
+    found = _INTERRUPTION.search(text)
+    if found is None:
+        return None
+    return NosyncError(
+        "the Spark job was interrupted, for its query was stopped: py4j.protocol.Py4JJavaError: An error occurred while "
+        f"calling Spark\n: {found[1]}"
+    )
+
+
 @contextmanager
 def task_errors() -> Iterator[None]:
     """Turns what Spark made of a task's error back into that error."""
     try:
         yield
     except PySparkException as error:
-        failure = decode_failure(str(error))
+        failure = decode_failure(str(error)) or interruption_in(str(error))
         if failure is None:
             raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
         raise failure from None
     except Exception as error:
-        failure = decode_failure(str(error))
+        failure = decode_failure(str(error)) or interruption_in(str(error))
         if failure is None and isinstance(error, Py4JError):  # a worker that was killed, say
             raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
         if failure is None:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.spark.errors import reason_of
 from nosync.spark.expressions import quoted
 from nosync.spark.session import turn_of
@@ -103,7 +103,10 @@ def start_stream(
     trigger: Mapping[str, Any],
     name: str,
 ) -> StreamingQuery:
-    """Starts the query that calls `advance(batch id, rows by source)` for each micro-batch."""
+    """Starts the query that calls `advance(batch id, rows by source)` for each micro-batch.
+
+    Raises InvalidInputError for a trigger, or a DataFrame, that is none, and FlowError where Spark refuses the query.
+    """
     for source, frame in inputs.items():
         if not frame.isStreaming:
             raise InvalidInputError(
@@ -142,9 +145,17 @@ def run_available(run_batch: RunBatch, rows: DataFrame, checkpoint: str | Path, 
 
 
 def _started(writer: DataStreamWriter, rows: DataFrame, failures: list[NosyncError]) -> EpochsQuery:
-    """Starts a query. It keeps a copy of the session's settings: those of the user, and not of an epoch that runs."""
-    with turn_of(rows.sparkSession):
-        return EpochsQuery(writer.start(), failures)
+    """Starts a query. It keeps a copy of the session's settings: those of the user, and not of an epoch that runs.
+
+    Raises FlowError where Spark refuses it.
+    """
+    try:
+        with turn_of(rows.sparkSession):
+            return EpochsQuery(writer.start(), failures)
+    except PySparkException as error:
+        reason = reason_of(str(error))
+        remedy = ": stop() it first, or give this one another name=" if "that name is already active" in reason else ""
+        raise FlowError(f"Spark does not start the stream: {reason}{remedy}") from error
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:

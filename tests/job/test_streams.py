@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 
 import nosync
 from nosync.job.epoch_runs import EpochRuns
+from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
@@ -184,6 +186,7 @@ def test_two_sources_in_one_stream(spark: SparkSession, open_store: OpenStore, t
 
 DRIVER = """
 import sys
+import time
 from pathlib import Path
 import nosync
 from nosync.spark.session import local_session
@@ -431,3 +434,38 @@ def test_several_queries_fill_a_job_by_turns_and_none_of_their_batches_twice(
 
 def totals(job: nosync.Job) -> dict[str, tuple[int, int]]:
     return {row["word"]: (row["n"], row["total"]) for row in job.read("totals").collect()}
+
+
+def test_a_stream_that_is_stopped_in_a_batch_ends_quietly_and_goes_on(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "in", 2)
+    started, go_on = tmp_path / "started", tmp_path / "go on"
+
+    def wait(rows: pa.Table) -> pa.Table:
+        started.touch()
+        end = time.monotonic() + 60
+        while not go_on.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        return rows
+
+    flow = nosync.Dataflow("stream")
+    words = flow.source("words", SCHEMA).map("waited", wait, schema=SCHEMA)
+    words.aggregate("totals", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    options: dict[str, Any] = {"checkpoint": tmp_path / "cp", "trigger": {"availableNow": True}}
+    query = job.stream({"words": read_stream(spark, tmp_path / "in")}, **options)
+    eventually("a batch runs", started.exists)
+    with pytest.raises(nosync.FlowError, match=r"already active in this SparkSession: stop\(\) it first"):
+        job.stream({"words": read_stream(spark, tmp_path / "in")}, **options)
+    jvm: Any = spark._jvm
+    before, printed = jvm.System.err, jvm.java.io.ByteArrayOutputStream()
+    jvm.System.setErr(jvm.java.io.PrintStream(printed))
+    try:
+        query.stop()
+    finally:
+        jvm.System.setErr(before)
+        go_on.touch()
+    assert (query.isActive, query.exception(), printed.toString()) == (False, None, "")
+    run_stream(job, spark, tmp_path)
+    assert {r["word"]: (r["n"], r["total"]) for r in job.read("totals").collect()} == totals_of(tmp_path / "in", 2)
