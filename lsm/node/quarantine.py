@@ -85,8 +85,33 @@ class Quarantine:
                 self._gone(id)
 
     def _gone(self, id: LayerId) -> None:
-        self.lose(id, "its file is gone")
-        self._announcer.layers((), [id])
+        if not (self._env.sees_stubs and self._is_replaced(id)):
+            self.lose(id, "its file is gone")
+            self._announcer.layers((), [id])
+
+    def _is_replaced(self, id: LayerId) -> bool:
+        """Returns whether another layer of a bucket has come in the place of one of a directory that is restored lazily, and
+        keeps its record then.
+        """
+        for description in self._directory.descriptions(id.trace):
+            other = LayerId(id.trace, description)
+            if other == id or not description.covers(id.description):
+                continue
+            try:
+                with self._layers.lock:
+                    new = [] if self._layers.holds(other) else [self._queue.make_durable(other)]
+                    self._queue.sync_directories(new)
+                    self._layers.apply(new, [id])
+                    self._garbage.take_back(id)
+                    self._safe_points.something_changed()
+            except (FileNotFoundError, CorruptionError) as error:
+                log.info("%s does not stand for %s: %s", other, id, error)
+                continue
+            for one in (id, other):
+                self._queue.settled(one)
+            self._directory.forget(id)
+            return True
+        return False
 
     def lose(self, id: LayerId, why: str) -> None:
         """Takes the record of a layer away. The caller tells the listener, for what is lost together is told together."""

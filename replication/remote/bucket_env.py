@@ -18,6 +18,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from nosync.lsm.errors import CorruptionError, StorageError
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.platform.env import Env, Have, Identity, storage_errors
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
 from nosync.lsm.platform.publish import give_name, temporary_path
@@ -25,6 +26,7 @@ from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import digest_of
+from nosync.replication.remote.listed import ListedLayers
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.partial_file import PartialFile
 from nosync.replication.remote.patient import PatientBucket
@@ -61,6 +63,10 @@ class BucketEnv(Env):
             for path in _paths_of(name, view):
                 _enter(directories, path, name)
         self.view, self._directories, self._looked_s = view, directories, self._local.monotonic_s()
+        if any(name.layer is not None for name in view.others):  # rarely: it reads all manifests
+            ListedLayers(Timelines(self._root, self)).choose(view)
+        there = {self._root / path for name in view.files if name.layer is not None for path in _paths_of(name, view)}
+        self._partial = {path: partial for path, partial in self._partial.items() if path in there}
 
     def _refreshed(self) -> None:
         with self._lock:

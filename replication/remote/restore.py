@@ -45,10 +45,12 @@ from nosync.lsm.platform.layout import (
 from nosync.lsm.platform.store_marker import make_subdirectories, write_marker
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.file_names import FileName
+from nosync.replication.protocol.inventory import covers
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.keeping import Keeper
+from nosync.replication.remote.listed import ListedLayers
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
 from nosync.replication.remote.stub_env import StubEnv
@@ -240,27 +242,25 @@ class _Restore:
     # --- layers -------------------------------------------------------------------------------------------------------
 
     def _layers(self, timelines: Timelines) -> list[Placed]:
-        """Returns the layers that are needed, each as the manifests list it. Raises CorruptionError where a node put
-        another one in its place.
+        """Returns the layers that are needed, each as the manifests list it. What a node put that did not seal the epoch is
+        left out where other layers cover it. Raises CorruptionError where none do.
         """
-        found = {
-            name.layer: self._view.files[name]
+        listed = ListedLayers(timelines)
+        listed.choose(self._view)
+        needed = {
+            name: self._view.files[name]
             for name in self._view.files
             if name.layer is not None and self._is_needed(name, timelines)
         }
-        epochs = {epoch_of(layer.description.lower) for layer in found}
-        logs = [timelines.manifests(branch) for branch in timelines.refs.names]
-        for manifest in (one for log in logs for t in sorted(epochs) if (one := log.get(t)) is not None):
-            for entry in manifest.entries:
-                held = found.get(entry.id)
-                if held is None or held.version.digest == entry.digest:
-                    continue
-                found[entry.id] = held = self._view.listed(held.version.name, entry.digest)
-                if held.version.digest != entry.digest:
-                    raise CorruptionError(
-                        f"{self._bucket.url}: {entry.id} is not what epoch {manifest.t} lists, but what a node wrote that did "
-                        "not seal it; restore as of an earlier epoch"
-                    )
+        found = {name: placed for name, placed in needed.items() if not listed.is_another(placed)}
+        for name in needed.keys() - found.keys():
+            assert name.layer is not None, "it is a layer"
+            others = [one.layer.description for one in found if one.layer and one.place == name.place]
+            if not covers(others, name.layer.description):
+                raise CorruptionError(
+                    f"{self._bucket.url}: {name.layer} is not what epoch {epoch_of(name.layer.description.lower)} lists, but "
+                    "what a node wrote that did not seal it; restore as of an earlier epoch"
+                )
         return list(found.values())
 
     def _is_needed(self, name: FileName, timelines: Timelines) -> bool:

@@ -4,7 +4,7 @@ Invariants
 - Of a timeline only the epochs up to the newest remotely safe one are seen, and of the log of branches only the entries
   under which that was found. So whoever reads sees no epoch without its layers.
 - Nodes may have put other files under one name: one that was lost had begun an epoch that others then did anew. The one
-  is seen whose node found that epoch whole; which of them a manifest lists is said by `listed`.
+  is seen whose node found that epoch whole, until the manifests say which of them is the store's (`ListedLayers`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class RemoteView:
         if name.span is not None:
             return name.span.last <= self.cut(name)
         return name.entry is None or name.entry <= self.reached.entries
-
-    def listed(self, name: FileName, digest: str) -> Placed:
-        """Returns the file of a name that has a digest; the one that is seen where none has."""
-        known: list[Placed] = [self.files[name], *self.others.get(name, ())]
-        return next((placed for placed in known if placed.version.digest == digest), known[0])
 
     def is_cut(self, name: FileName) -> bool:
         """Returns whether a file is an archive of which only the first epochs are seen."""
