@@ -231,6 +231,13 @@ class StoreReader:
         refs = self._timelines().refs
         return refs.anew(refs.timeline_of(branch).id)
 
+    def begins_of(self, timeline: str) -> tuple[dict[str, str], dict[str, int]]:
+        """Returns on which timeline each stage began that shares nothing with the one before, and at which epoch others
+        began anew, on the way to a timeline.
+        """
+        refs = self._timelines().refs
+        return refs.begins(timeline), refs.anew(timeline)
+
     def replaced_from(self, stage: str, branch: str = MAIN) -> int | None:
         """Returns the epoch at which a stage began anew with another key or other columns, so that nothing that it had
         before counts; None where it never did.

@@ -123,7 +123,7 @@ _LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 _OFFSET = re.compile(r"(Z|[+-]\d{2}(:?\d{2})?)\s*\Z", re.IGNORECASE)
 """How a time ends that says its zone."""
-_COLLAPSED_URL = re.compile(r"(s3|gs|az|memory):/+([^/].*)\Z")
+_COLLAPSED_URL = re.compile(r"(s3|gs|az|memory|file):/+([^/].*)\Z")
 """What `Path` makes of a URL."""
 
 
@@ -168,9 +168,17 @@ def confirmed(question: str) -> bool:
 
 def read_only(path: Path) -> Store:
     """Opens a store to look at: one in a directory, that of the daemon at HOST:PORT, or copies in an object store."""
-    if (url := _COLLAPSED_URL.match(str(path))) is not None:
-        return open_to_read(f"{url[1]}://{url[2]}")
+    if (url := _url_of(path)) is not None:
+        return open_to_read(url)
     return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)
+
+
+def _url_of(path: Path) -> str | None:
+    """Returns the URL that a path was given as; None for one that is a path."""
+    found = _COLLAPSED_URL.match(str(path))
+    if found is None:
+        return None
+    return f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
 
 
 def check_store(path: Path) -> None:
@@ -180,10 +188,10 @@ def check_store(path: Path) -> None:
             f"{path} is a daemon's address; this command needs the store's directory: run it on the daemon's host, with the "
             "directory that the daemon was started with (nosync status shows it)"
         )
-    if (url := _COLLAPSED_URL.match(str(path))) is not None:
+    if (url := _url_of(path)) is not None:
         raise InvalidInputError(
-            f"{url[1]}://{url[2]} are copies, which are only read; this command needs the store's directory: run it there, or "
-            f"make one, nosync restore {url[1]}://{url[2]} DIR"
+            f"{url} are copies, which are only read; this command needs the store's directory: run it there, or make one, "
+            f"nosync restore {url} DIR"
         )
     read_only(path).close()
 

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +100,9 @@ def daemon(
     if given["remote"] is not None:
         fields["remote"] = RemoteSettings(given["remote"])
     if peers:
-        named = [_peer(text) for text in peers]
-        twice = [node for i, (node, _) in enumerate(named) if node in dict(named[:i])]
-        if twice:
-            raise click.UsageError(f"--peer names node {twice[0]} twice")
-        fields["peers"] = dict(named)
+        fields["peers"] = _peers(peers, "--peer")
     if checkpoints:
-        fields["checkpoints"] = dict(_named(text, "--checkpoint", "NAME=PATH") for text in checkpoints)
+        fields["checkpoints"] = _named(checkpoints, "--checkpoint", "NAME=PATH", "checkpoint")
     found = make_config(fields, str(config or "the command line"))
     if check:
         check_config(found)
@@ -186,15 +183,21 @@ def _give_way(nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, priority)
 
 
-def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
-    return _named(text, option, "NODE=HOST:PORT")
+def _peers(texts: Sequence[str], option: str) -> dict[str, str]:
+    return _named(texts, option, "NODE=HOST:PORT", "node")
 
 
-def _named(text: str, option: str, form: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise click.UsageError(f"{option} {text!r} is not {form}")
-    return name, value
+def _named(texts: Sequence[str], option: str, form: str, what: str) -> dict[str, str]:
+    """Returns the values by name. Refuses a name that is given twice: one of the two would count, and nobody said which."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise click.UsageError(f"{option} {text!r} is not {form}")
+        if name in found:
+            raise click.UsageError(f"{option} names {what} {name} twice")
+        found[name] = value
+    return found
 
 
 def _client(path: Path) -> DaemonClient:
@@ -233,9 +236,12 @@ def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json:
       nosync peers d1 --add n4=127.0.0.1:7504
       nosync peers d1 --remove n2
     """
+    to_add = _peers(added, "--add")
+    if both := sorted(to_add.keys() & {*removed}):
+        raise click.UsageError(f"node {both[0]} is in --add and in --remove: give one of them")
     client = _client(path)
     if added or removed:
-        client.change_members(dict(_peer(text, "--add") for text in added), removed)
+        client.change_members(to_add, removed)
     found = [(p.node, p.address, p.state) for p in client.status().peers]
     client.close()
     if as_json:

@@ -44,7 +44,9 @@ from nosync.spark.java import launch_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from nosync.flow.binder import Analyze
     from nosync.job.replay import ReplayPlanner
+    from nosync.lsm.manifests.manifest import Manifest
 
 
 FLOW = click.option(
@@ -74,6 +76,11 @@ def _flow_of(text: str) -> nosync.Dataflow:
         module = importlib.import_module(module_name)
     except NoSessionError:
         raise
+    except SystemExit:
+        raise InvalidInputError(
+            f"--flow {text}: importing {module_name} ended the program: put what runs the job below "
+            "if __name__ == '__main__':"
+        ) from None
     except Exception as error:  # whatever the module does, or a path in the place of its name
         why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         hint = f"; write --flow {Path(module_name).stem}:{function_name}" if module_name.endswith(".py") else ""
@@ -85,7 +92,7 @@ def _flow_of(text: str) -> nosync.Dataflow:
         flow = make() if callable(make) else make
     except NosyncError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInputError(f"--flow {text}: {function_name}() raised {type(error).__name__}: {error}") from error
     if not isinstance(flow, nosync.Dataflow):
         raise InvalidInputError(f"--flow {text}: it gives a {type(flow).__name__}, expected a nosync.Dataflow")
@@ -270,6 +277,9 @@ def _explained(
     last = store.last_sealed(branch)
     recorded = None if last is None else store.manifest(last, branch)
     analyze = Analyzer(spark, expression_settings(spark))
+    at = last if t is None else t
+    if at is not None:
+        _check_recorded_by(flow, store, stage, store.manifest(at, branch), analyze)
     bound = bind(
         flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), meanings=recorded_meanings(recorded),
     )  # fmt: skip
@@ -278,6 +288,25 @@ def _explained(
             bound, store, stage, key, t, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
             progress=lambda done, of: advance(done, of, "stages"),
         )  # fmt: skip
+
+
+def _check_recorded_by(
+    flow: nosync.Dataflow, store: Store, stage: str, manifest: Manifest | None, analyze: Analyze
+) -> None:
+    """Raises FlowError where other code recorded an epoch: what it would say of a value is not how that came about."""
+    from nosync.flow.binder import bind  # noqa: PLC0415
+    from nosync.job.flow_versions import check_recorded_by  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+
+    if manifest is None or stage not in {declared.name for declared in flow.stages}:
+        return
+    begins, anew = store.begins_of(manifest.timeline)
+    recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+    bound = bind(
+        flow, parse_ddl, analyze, sources={one.name: recorded[one.name] for one in flow.sources if one.name in recorded},
+        begins=begins, bootstrap_at=anew, meanings=recorded_meanings(manifest),
+    )  # fmt: skip
+    check_recorded_by(bound, manifest, stage)
 
 
 @cli.command()

@@ -218,6 +218,8 @@ def backup(path: Path, target: str, as_json: bool) -> None:
       nosync backup state/ /backups/state-2
       nosync backup state/ s3://bucket/state
     """
+    if not target:
+        raise click.BadParameter("it is empty: give a directory, or the URL of an object store", param_hint="TARGET")
     if is_remote_url(target):
         backup_to_remote(path, target, as_json=as_json)
         return

@@ -83,6 +83,10 @@ def run(
     """
     if as_of is not None and branch is None:
         raise click.UsageError("--as-of says where --branch forks: give --branch; nosync sql --as-of reads an epoch")
+    if dry_run and (branch is not None or retain is not None):
+        raise click.UsageError(f"--dry-run says what a run would do: it has no --{'branch' if branch else 'retain'}")
+    if branch is not None and retain is not None:
+        raise click.UsageError("--retain is for runs: a branch is kept until it is deleted")
     if branch is not None and shards is not None:
         raise click.UsageError("--shards is for runs: a branch has those of the epochs that it replays")
     try:
@@ -188,7 +192,7 @@ def _show_plan(pipeline: Pipeline, path: Path, *, alone: bool, as_json: bool) ->
 def _planned(pipeline: Pipeline, path: Path, *, alone: bool) -> UpgradePlan | None:
     from nosync.pipelines.running import planned_upgrade  # noqa: PLC0415
 
-    if not path.exists():
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):  # opening it would make a store
         return None
     with nosync.open(path, alone=alone) as store:
         return planned_upgrade(pipeline, store).plan

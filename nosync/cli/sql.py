@@ -21,6 +21,9 @@ from nosync.cli.sessions import spark_session
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.as_of import AsOf
 
+_ONLY_SHOW = ("Show", "Describe", "Explain")
+"""How the statements are called, in Spark's plans, that are no queries and change nothing."""
+
 
 @cli.command()
 @STORE
@@ -66,11 +69,16 @@ def sql(
             from pyspark.errors import PySparkException  # noqa: PLC0415 - only this command needs Spark
 
             from nosync.spark.errors import without_log  # noqa: PLC0415
+            from nosync.spark.plans.query import command_in  # noqa: PLC0415
             from nosync.spark.views import views  # noqa: PLC0415
 
             names = views(spark, store, t, branch=branch)
             try:
                 with without_log():
+                    parsed = spark._jsparkSession.sessionState().sqlParser().parsePlan(query)
+                    command = command_in(spark, parsed)
+                    if command is not None and not command.startswith(_ONLY_SHOW):
+                        raise InvalidInputError(f"{command} changes something, and this only asks: give SELECT ...")
                     table = spark.sql(query).toArrow()
             except PySparkException as error:
                 said = str(error).strip().splitlines()[0].rstrip(" ;")

@@ -156,6 +156,15 @@ class FlowVersions:
         changed = [
             n for n, s in stages.items() if n in recorded and recorded[n] != s.fingerprint and n not in may_differ
         ]
+        inputs = {source.name for source in self.flow.sources}
+        same = [
+            n for n in may_differ - inputs if n in recorded and n in stages and recorded[n] == stages[n].fingerprint
+        ]
+        if same:
+            raise FlowError(
+                f"{self._position.branch} has other code after epoch {last} than before it, in stage {min(same)}, and this flow "
+                "has the code before: give the flow that the branch, or the upgrade, was made with"
+            )
         added = [s.name for s in self.flow.recorded if s.name not in recorded and s.name not in may_differ]
         dropped = [n for n in recorded if n not in stages and n not in may_differ]
         if changed:
@@ -214,3 +223,16 @@ class FlowVersions:
                     f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level} nodes, and this store "
                     f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/daemons.md)"
                 )
+
+
+def check_recorded_by(flow: BoundFlow, manifest: Manifest, stage: str) -> None:
+    """Raises FlowError where a stage, or what it is computed from, has other code than what recorded an epoch. `flow`: bound
+    as on the timeline of the epoch.
+    """
+    recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+    for name in (stage, *flow.ancestors(stage)):
+        if name in recorded and recorded[name] != flow.stages[name].fingerprint:
+            raise FlowError(
+                f"stage {name} was recorded with fingerprint {recorded[name]} at epoch {manifest.t} and is now "
+                f"{flow.stages[name].fingerprint}: its code, settings or inputs changed. Give the flow that recorded it"
+            )

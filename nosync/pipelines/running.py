@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 
+from nosync.flow.bound_stage import declared_of
 from nosync.job.flow_versions import PLACED
 from nosync.job.job import Job
 from nosync.job.job_streams import check_checkpoint
@@ -93,6 +94,12 @@ class Run:
         batches = batches_of(manifest)
         for one in streams:
             check_checkpoint(spark, one.name, self._checkpoint(one), batches.get(one.name))
+        recorded = {declared_of(entry.id.trace.stage) for entry in manifest.entries} if manifest else set()
+        if recorded and recorded.isdisjoint(stage.name for stage in self.pipeline.flow.stages):
+            raise FlowError(
+                f"{self.store.directory.root} has {', '.join(sorted(recorded))}, and nothing of this project: give it a store of "
+                "its own"
+            )
         before = set(manifest.meta.get(PLACED, {}) if manifest else {})
         now = {stage.name for stage in self.pipeline.flow.sources}
         if before - now and now - before and manifest is not None:

@@ -42,6 +42,15 @@ def test_stages_are_joined_as_of_an_epoch(path: Path) -> None:
     assert json.loads(out) == [{"origin": "JFK", "mean": 2.5, "n": 10}, {"origin": "LGA", "mean": 2.0, "n": 10}]
 
 
+def test_nothing_is_changed(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "data.txt").write_text("data")
+    code, out, err = asked(str(path), f"INSERT OVERWRITE DIRECTORY '{tmp_path}/victim' USING csv SELECT 1")
+    assert (code, out) == (1, "")
+    assert "changes something, and this only asks" in " ".join(err.split())
+    assert (tmp_path / "victim" / "data.txt").read_text() == "data"
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "said"),

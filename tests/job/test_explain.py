@@ -133,7 +133,7 @@ def here(
 
 
 @pytest.mark.long
-def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> None:
+def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """As from a shell, in a directory with the flow's module in it; one of them really so, the others in this session."""
     (tmp_path / "my_job.py").write_text(FLOW)
     import my_job  # type: ignore[import-not-found]
@@ -167,6 +167,14 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> Non
     }
     assert before_it.keys() & {*Path("s", "jobs").rglob("*.json")}
     assert after_it == before_it, "a job that runs on the branch would be stopped"
+    for command in (
+        ["replay", "s", "strict", "--flow", "my_job:make"],
+        ["explain", "s", "sums", "--key", "k=b", "--flow", "my_job:strict"],
+    ):
+        with pytest.raises(SystemExit):
+            main(command)
+        said = " ".join(capsys.readouterr().err.split())
+        assert "this flow has the code before" in said or "Give the flow that recorded it" in said
     report = run("replay", "s", "strict", "--flow", "my_job:strict")
     assert (report["layers_computed"], report["layers_shared"]) == (8, 4)
     with nosync.open(tmp_path / "s", read_only=True) as read:

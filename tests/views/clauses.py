@@ -289,6 +289,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"try_sum\(.*line 1.*decimal\(38, 0\)",
     ),
     "commands": ("DROP TABLE kept", r"DropTable.*a view is a query"),
+    "rows written into a directory": (
+        "INSERT OVERWRITE DIRECTORY '/nowhere/at/all' USING csv SELECT 1",
+        r"InsertIntoDir.*a view is a query",
+    ),
     "settings": ("SET spark.sql.ansi.enabled = false", r"SetCommand.*a view is a query"),
     "scripts": ("BEGIN DROP TABLE kept; END", r"a view is a query"),
     "texts that are run": ("EXECUTE IMMEDIATE 'DROP TABLE kept'", r"a view is a query"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -106,8 +107,9 @@ def test_what_cannot_be_kept_up_to_date_is_refused_where_it_is_declared(spark: S
 
 
 @pytest.mark.parametrize("clause", ["insertions", "insertions of with", "commands", "scripts", "texts that are run"])
-def test_what_is_no_query_does_nothing(spark: SparkSession, clause: str) -> None:
-    spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS id")
+def test_what_is_no_query_does_nothing(spark: SparkSession, clause: str, tmp_path: Path) -> None:
+    # At a place of its own: other processes that run tests have tables of this name.
+    spark.sql(f"CREATE TABLE kept USING parquet LOCATION '{tmp_path}/kept' AS SELECT 1 AS id")
     try:
         with pytest.raises(nosync.FlowError, match="a view is a query"):
             flow_over_inputs().sql("mine", REFUSED[clause][0], spark=spark)

@@ -34,8 +34,8 @@ _WITH = re.compile(r"^[ :+|-]*WithCTE$", re.MULTILINE)
 """A line of a plan, as text, that names queries."""
 _LOGICAL, _STATEMENTS = "org.apache.spark.sql.catalyst.plans.logical", ("Command", "ParsedStatement")
 """Where Spark has what is no query."""
-_RUN_AT_ONCE = ("Call", "CompoundBody", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
-"""Procedures, scripts, and texts that are run."""
+_RUN_AT_ONCE = ("Call", "CompoundBody", "InsertIntoDir", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
+"""Procedures, scripts, rows written into a directory, and texts that are run."""
 _RAISED = "USER_RAISED_EXCEPTION"
 _NESTING = 3
 """How deep subqueries may be in each other."""
@@ -71,6 +71,14 @@ class Analyzed:
 def is_guard(plan: Node) -> bool:
     """Returns whether a node of the plan of an input is there only to keep queries from being run."""
     return kind_of(plan) == "Filter" and _NO_ROWS in str(plan.condition().toString())
+
+
+def command_in(session: SparkSession, plan: Node) -> str | None:
+    """Returns what of a parsed statement is no query, and would be run at once; None where all of it is one."""
+    gateway, kind = session.sparkContext._gateway, kind_of(plan)
+    if kind in _RUN_AT_ONCE or any(is_instance_of(gateway, plan, f"{_LOGICAL}.{name}") for name in _STATEMENTS):
+        return kind
+    return next(filter(None, (command_in(session, child) for child in items(plan.children()))), None)
 
 
 class Planner:
@@ -199,7 +207,7 @@ class Planner:
         """
         if isinstance(query, str):
             parsed = self.session._jsparkSession.sessionState().sqlParser().parsePlan(query)
-            command = self._command_in(parsed)  # which Spark would run when it is asked what it means
+            command = command_in(self.session, parsed)  # which Spark would run when it is asked what it means
             if command is not None:
                 raise FlowError(
                     f"view {view}: {command} changes or shows something, and a view is a query: give SELECT ..."
@@ -218,13 +226,6 @@ class Planner:
             return frame
         with self.as_streams(inputs):
             return self._called(view, query, inputs)
-
-    def _command_in(self, plan: Node) -> str | None:
-        """Returns what of a parsed statement is no query; None where all of it is."""
-        gateway, kind = self.session.sparkContext._gateway, kind_of(plan)
-        if kind in _RUN_AT_ONCE or any(is_instance_of(gateway, plan, f"{_LOGICAL}.{name}") for name in _STATEMENTS):
-            return kind
-        return next(filter(None, map(self._command_in, items(plan.children()))), None)
 
     def _called(self, view: str, query: Callable[..., Any], inputs: Mapping[str, object]) -> DataFrame:
         frames = _Frames({name: self.session.table(quoted(name)) for name in inputs})

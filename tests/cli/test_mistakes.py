@@ -1,0 +1,66 @@
+"""Mistakes on the command line that were once taken without a word: nothing is done, and one line says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import nosync
+from tests.cli.test_commands import run
+from tests.helpers.remotes import epochs
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    with nosync.open(tmp_path / "s", settings=nosync.StoreSettings(background=False)) as store:
+        epochs(store, range(4))
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["backup", "s", ""], "it is empty: give a directory"),
+        (["daemon", "--node", "n1", "--data", "d", "--checkpoint", "a=b", "--checkpoint", "a=c", "--check"],
+         "--checkpoint names checkpoint a twice"),
+        (["peers", "s", "--add", "n2=127.0.0.1:1", "--add", "n2=127.0.0.1:2"], "--add names node n2 twice"),
+        (["peers", "s", "--add", "n2=127.0.0.1:1", "--remove", "n2"], "n2 is in --add and in --remove"),
+        (["run", ".", "--store", "s", "--dry-run", "--branch", "b"], "--dry-run says what a run would do"),
+        (["run", ".", "--store", "s", "--branch", "b", "--retain", "3"], "--retain is for runs"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused(
+    path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], why: str
+) -> None:
+    before = sorted(entry.name for entry in path.parent.iterdir())
+    code, _, said = run(capsys, *arguments)
+    assert (code, "Traceback" in said) == (2, False)
+    assert why in " ".join(said.split())
+    assert sorted(entry.name for entry in path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("ending", ["import sys\nsys.exit(0)", "def make():\n    import sys\n    sys.exit(0)"])
+def test_a_module_that_ends_the_program_is_no_success(
+    path: Path, capsys: pytest.CaptureFixture[str], ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"ends_{len(ending)}"
+    (path.parent / f"{name}.py").write_text(f"{ending}\n")
+    monkeypatch.syspath_prepend(str(path.parent))
+    code, out, said = run(capsys, "recover", str(path), "--flow", f"{name}:make")
+    assert (code, out) == (1, "")
+    assert f"--flow {name}:make" in said
+
+
+def test_copies_in_a_directory_are_read_by_their_url(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{path.parent}/copies"
+    assert run(capsys, "backup", str(path), url)[0] == 0
+    code, out, _ = run(capsys, "get", url, "counts", "--as-of", "1", "--json")
+    assert code == 0
+    assert {row["k"]: row["n"] for row in json.loads(out)} == {"a0": 0, "a1": 1, "all": 1}
+    code, _, said = run(capsys, "compact", url)
+    assert code == 1
+    assert f"make one, nosync restore {url} DIR" in " ".join(said.split())
