@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
 from nosync.job.position import Position
 from nosync.job.sinks import GAP, PRECISE, Sink, is_begun, last_given
@@ -44,6 +45,14 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
                 f"stage {stage}: {sink!r} is no sink: give nosync.ParquetSink(path), nosync.CallbackSink(function) or an "
                 "object with their methods"
             )
+
+
+def check_columns(sinks: Mapping[str, Sink], flow: BoundFlow) -> None:
+    """Raises InvalidInputError where a sink cannot have a stage's columns beside its own."""
+    for stage, sink in sinks.items():
+        check = getattr(sink, "check_columns", None)
+        if check is not None and stage in flow.stages:
+            check(stage, flow.stages[stage].output.names)
 
 
 def check_not_given(stages: Iterable[str], given: Collection[str]) -> None:

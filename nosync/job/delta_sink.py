@@ -45,6 +45,8 @@ class DeltaSink(TableSink):
     def __post_init__(self) -> None:
         if not os.fspath(self.path):
             raise InvalidInputError("a DeltaSink needs the path or the URL of a table: it is empty")
+        if "://" not in os.fspath(self.path):  # after a chdir it would be another one
+            object.__setattr__(self, "path", os.path.abspath(self.path))
         needs("deltalake", "delta", self)
 
     def __str__(self) -> str:

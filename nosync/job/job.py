@@ -19,7 +19,7 @@ from nosync.job.arguments import check_arguments, check_shards
 from nosync.job.backfill import Backfill, BackfillReport
 from nosync.job.backfill_range import MAX_GAP
 from nosync.job.branching import Branching
-from nosync.job.delivery import Delivery
+from nosync.job.delivery import Delivery, check_columns
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.epoch_runs import EpochRuns
 from nosync.job.flow_versions import FlowVersions
@@ -101,6 +101,7 @@ class Job(JobViews, JobStreams):
         versions = FlowVersions(declared, node, position, schemas.parse_ddl, self._analyze)
         self._versions, self._check_inputs = versions, partial(schemas.check_inputs, versions.flow)
         schemas.warn_of_unreadable(versions.flow)
+        check_columns(self._sinks, versions.flow)
         position.take_over(timeline)
         layout = EpochLayout(directory, position, versions, self._shards)
         sealing = Sealing(node, position, versions, layout)

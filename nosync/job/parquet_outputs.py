@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nosync.lsm.errors import StorageError
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.paths import local_path
-from nosync.replication.remote.bucket import Bucket, MissingObjectError
+from nosync.replication.remote.bucket import Bucket, MissingObjectError, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.patient import PatientBucket
 from nosync.replication.remote.url import is_remote_url
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ENV = Env()
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""How long a PUT waits before it is said again."""
 _NAME = "_nosync"
 """The name of a file with a number that only its store and stage know. Spark leaves out what begins with an underscore."""
 _OF_EPOCH = "epoch="
@@ -146,7 +149,8 @@ class BucketOutput:
         pq.write_table(changes.toArrow(), found)
         before_it_is_there()
         known, self._known = self._known, None  # a call that fails may have put it all the same
-        self._bucket.put_new(self._of(t), found.getvalue().to_pybytes())
+        data = found.getvalue().to_pybytes()
+        put(self._bucket, self._of(t), data)
         self._known = None if known is None else {*known, t}
 
     def look_again(self) -> None:
@@ -158,6 +162,26 @@ class BucketOutput:
 
     def _of(self, t: int) -> str:
         return f"{_OF_EPOCH}{t}/part-00000.parquet"
+
+
+def put(bucket: Bucket, name: str, data: bytes) -> None:
+    """Puts an object, and asks again for some seconds where the store is busy. Raises StorageError where another one has
+    its name, RemoteError.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            is_new = bucket.put_new(name, data)
+        except UnavailableError:
+            if pause_s is None:
+                raise
+            _ENV.wait_s(pause_s)
+            continue
+        if not is_new and bucket.get(name) != data:
+            raise StorageError(
+                f"{bucket.url}: {name} is there with other bytes: another job writes into this output. Stop it, and make the "
+                "job again"
+            )
+        return
 
 
 def _number(data: bytes) -> str | None:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +82,14 @@ class ParquetSink:
         from nosync.job.parquet_outputs import output_at  # noqa: PLC0415 - only who has this sink needs an object store
 
         return output_at(self.path)
+
+    def check_columns(self, stage: str, names: Sequence[str]) -> None:
+        """Raises InvalidInputError where a stage has a column that the output has for itself."""
+        if (own := next((name for name in names if name.lower() == "epoch"), None)) is not None:
+            raise InvalidInputError(
+                f"stage {stage} has a column {own!r}, and so does the output of a ParquetSink, as the name of its directories "
+                f"(epoch=<t>): who reads it would see that one. Give the column another name, as select(..., '{own} AS ...') does"
+            )
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         self._check_own(marks)

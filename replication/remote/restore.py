@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.lsm.errors import CompactedError, CorruptionError, InvalidInputError, NosyncError, RemoteError
-from nosync.lsm.facts.or_set import elements, read_element
+from nosync.lsm.facts.or_set import add_element, elements, read_element
 from nosync.lsm.facts.pins import pin_of
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
@@ -38,6 +38,7 @@ from nosync.lsm.platform.layout import (
     PINS,
     REGISTERS,
     RELEASED,
+    SINKS,
     STUBS,
     STUBS_FROM,
     TEMPORARY_DIRECTORY,
@@ -207,10 +208,20 @@ class _Restore:
             self._check_as_of(as_of, timelines)
         end = timelines.last_sealed() if as_of is None else Epoch(as_of)
         if end is not None:
+            left = timelines.timeline(MAIN).id
             timelines.rewind(end, None, f"{RESTORED}-{self._env.token()}")
+            self._note_given(left, Epoch(end + 1))
         timelines.prune()
         self._remove_later_pins(timelines)
         return self._read_timelines()
+
+    def _note_given(self, timeline: str, t: Epoch) -> None:
+        """Notes an epoch as given to all sinks: they may have been given it, and the note of that be lost with the epoch. So
+        they take it back, whenever a job has them again.
+        """
+        for stage in self._env.list_dir(self._target / SINKS):
+            directory = PurePosixPath(SINKS, stage, timeline)
+            add_element(self._target, directory, str(t), {"line": timeline, "t": t}, self._env)
 
     def _remove_later_pins(self, timelines: Timelines) -> None:
         last = timelines.last_sealed()
