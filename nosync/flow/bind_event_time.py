@@ -185,7 +185,8 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
             part, columns, changing=False, edge_key=stage.key, window=window, options=OutputOptions(name, state),
             described=f"{described} of {state.fingerprint}",
         )  # fmt: skip
-        parts.append(replace(bound, beside=(state.name,), deterministic=stage.deterministic))
+        # Its rows lie in the shard of the key that they came of, and a column of that name may have any value.
+        parts.append(replace(bound, beside=(state.name,), deterministic=stage.deterministic, placed_by=()))
     edge = bindings.edge(upstream.name, stage.key) if window is None else _edge(bindings, upstream, stage.key, window)
     _add(bindings, parts, [edge])
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import (
     ARRANGE,
+    DISTINCT,
     FIRST,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
@@ -23,7 +25,7 @@ from nosync.flow.bound_stage import (
     BoundStage,
 )
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import FINAL, JOIN, PART_SEPARATOR, PER_KEY, UPDATE
+from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, UPDATE
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
@@ -33,6 +35,8 @@ from nosync.lsm.model.layer import TraceId
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.trace.directory import LayerDirectory
 
+_BY_CONTENTS = (AGGREGATE, ARRANGE, DISTINCT, JOIN, PER_KEY)
+"""Kinds of stages that may hold rows of an input that changes, and find the one that goes by what is in it."""
 _BY_ARRIVAL = (SEEN, FIRST, INTERVAL_SIDE, INTERVAL_JOIN, TIMED_UPDATE, OUTPUT)
 """Kinds of stages by event time that forget, or give for good, as the watermark goes on."""
 
@@ -63,17 +67,21 @@ def difference(
     own: Collection[str],
     known: Collection[str],
     returned: Mapping[str, TraceId],
+    functions: Mapping[str, Mapping[str, Any]],
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
-    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. Raises FlowError
-    or SchemaError where it cannot go on from there.
+    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `functions`: of
+    which aggregate functions the states of stages are, by output. Raises FlowError or SchemaError where it cannot go on
+    from there.
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
-    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned)
+    reshaped = _reshaped(flow, changed, traces, directory)
+    reshaped |= {name for name in changed if _has_other_functions(flow.stages[name], functions.get(name, {}))}
+    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
     _check_rows_are_kept(flow, anew, declared)
     replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
     gone = [
@@ -141,6 +149,27 @@ def _check_states_fit(
     return replaced
 
 
+def _reshaped(
+    flow: BoundFlow, changed: Iterable[str], traces: Mapping[str, TraceId], directory: LayerDirectory
+) -> set[str]:
+    """Returns the stages that find a row which goes by all that it holds of it, and hold other columns now, or in another
+    order: what they hold of rows before would not be found again.
+    """
+    stages = [flow.stages[name] for name in changed if name in traces and flow.stages[name].kind in _BY_CONTENTS]
+    return {
+        stage.name
+        for stage in stages
+        if _changing_input(flow, stage) is not None
+        and recorded_schema(traces[stage.name], directory)[1].names != stage.schema.names
+    }
+
+
+def _has_other_functions(stage: BoundStage, before: Mapping[str, Any]) -> bool:
+    """Returns whether an aggregate would go on from the state of another function. `before`: the functions, by output."""
+    now = stage.plan.functions if stage.plan is not None else {}
+    return any(before.get(output, function) != function for output, function in now.items())
+
+
 def _check_columns_of_log(stage: str, before: pa.Schema, now: pa.Schema) -> None:
     """Raises SchemaError where rows that are recorded could not be read together with those to come."""
     for field in before:
@@ -160,6 +189,7 @@ def stages_to_bootstrap(
     of_views: Collection[str] = (),
     once: Collection[str] = (),
     returned: Collection[str] = (),
+    reshaped: Collection[str] = (),
 ) -> list[str]:
     """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
     there.
@@ -170,7 +200,8 @@ def stages_to_bootstrap(
     one; `known`: stages that were there at the fork, with the code that they have on the parent; `of_views`: what views are
     made of, which begins anew where it is new: a view is what its query gives of all rows; `once`: stages of views whose
     rows are given once; `returned`: stages that were there before, dropped, and come back: between are epochs that they
-    have nothing of. Raises FlowError naming a stage that cannot.
+    have nothing of; `reshaped`: stages that have no use for what they hold, of other
+    columns or functions. Raises FlowError naming a stage that cannot.
     """
     of_loop = {loop: {_declared(s) for s in flow.stages.values() if s.loop == loop} for loop in flow.loops}
     anew: set[str] = set()
@@ -185,7 +216,9 @@ def stages_to_bootstrap(
             # What is given once stays as it was given, and what follows it goes on.
             follows = stage.loop in loops or any(n in anew and not flow.stages[n].given_once for n in stage.inputs)
             has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)
-            begins = has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
+            begins = stage.name in reshaped or (
+                has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
+            )
             if not (follows or begins or is_returned) or _goes_on(stage, known, follows=follows):
                 continue
             if is_returned:

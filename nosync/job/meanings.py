@@ -23,6 +23,8 @@ and they are all that it does not say to be forgotten: of one that gets a time t
 """
 LENIENT = "late_by_epoch_before"
 """The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
+AGGREGATES = "aggregates"
+"""The key, in a manifest, that says by stage and output which aggregate function its state is of."""
 WATERMARK_PART = part_of("", WATERMARK)
 
 
@@ -43,6 +45,11 @@ def recorded_meanings(manifest: Manifest | None) -> Meanings:
     )
 
 
+def recorded_aggregates(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Returns, by stage and output, of which function its state is. Versions before did not say it."""
+    return {stage: _mapping(functions) for stage, functions in _mapping(manifest.meta.get(AGGREGATES)).items()}
+
+
 def _mapping(said: object) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
@@ -56,6 +63,7 @@ def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
         WATERMARK_POLICIES: {name: MIN for name, window in windows.items() if window.policy == MIN},
         EXPIRIES: {s.name: FORGET for s in may_expire if s.expires},
         LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
+        AGGREGATES: {s.name: s.plan.functions for s in flow.recorded if s.plan is not None and s.plan.functions},
     }
     return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back}
 

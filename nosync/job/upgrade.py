@@ -27,6 +27,7 @@ from nosync.job.branch_checks import (
 )
 from nosync.job.delivery import check_not_given
 from nosync.job.flow_versions import FlowVersions
+from nosync.job.meanings import recorded_aggregates
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
@@ -139,7 +140,9 @@ class Upgrade:
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
         own |= self._changed_before_updates(pinned, recorded, manifest)
         known = _known(bound, recorded)
-        found = difference(bound, self._declared, traces, self._store.directory, own, known, returned)
+        found = difference(
+            bound, self._declared, traces, self._store.directory, own, known, returned, recorded_aggregates(manifest)
+        )
         changed, anew = found.changed, found.anew
         if self._at is None:
             check_not_given(found.replaced, self._with_sinks(found.replaced))
@@ -206,6 +209,12 @@ class Upgrade:
                         f"source {name}: column {field.name!r} was {field.type} and is now "
                         f"{schema.field(field.name).type}: declare another column beside it ({describe(before)})"
                     )
+            now_in_order = [field for field in schema.names if before.get_field_index(field) >= 0]
+            if now_in_order != before.names:
+                raise SchemaError(
+                    f"source {name}: its columns are declared in another order than they are recorded in: keep "
+                    f"({', '.join(before.names)}) in this order; new ones may be anywhere"
+                )
             found[name] = tuple(field.name for field in schema if before.get_field_index(field.name) < 0)
         return found
 

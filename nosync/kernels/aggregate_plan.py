@@ -85,6 +85,11 @@ class Plan:
         return tuple(output for output, (a, _, _) in self._outputs.items() if a.function in ("count", "sum"))
 
     @property
+    def functions(self) -> dict[str, str]:
+        """Returns what the state of each output is of: another function has no use for it. Empty for a plan of rows."""
+        return {output: aggregate.state for output, (aggregate, _, _) in self._outputs.items() if aggregate.state}
+
+    @property
     def is_over_all_rows(self) -> bool:
         """Returns whether there is one row, with or without rows in the input."""
         return self.key == (ALL_ROWS,)

@@ -29,6 +29,13 @@ class Aggregate:
             if name is not None and not isinstance(name, str):
                 raise FlowError(f"{self.function}: {what} is {name!r}, expected the name of a column, such as 'x'")
 
+    @property
+    def state(self) -> str:
+        """Returns what its state is of, the column aside; empty for a column of whole rows."""
+        function = {"stddev": "variance", "field": ""}.get(self.function, self.function)
+        by = "" if self.by is None else f" by {self.by}"
+        return f"{function}{by}" + ("" if self.limit is None else f", at most {self.limit}")
+
     def __str__(self) -> str:
         return f"{self.function}({self.column or ''})"
 

@@ -387,3 +387,23 @@ def test_nothing_is_left_of_a_tester_that_is_gone() -> None:
         small()
     small().close()
     assert nodes() == before
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_rows_of_an_output_go_by_what_is_in_them_though_a_column_has_the_name_of_the_key(shards: int) -> None:
+    def pay(key: tuple[Any, ...], changes: list[dict[str, Any]], state: Any) -> Any:
+        paid = [{"account": row["to"], "amount": row["amount"]} for row in changes]
+        return {"n": (state["n"] if state else 0) + len(changes)}, {"credits": paid}
+
+    flow = nosync.Dataflow("bank")
+    transfers = flow.source("transfers", "account string, to string, amount bigint")
+    paid = transfers.update_per_key(
+        "paid", key=["account"], state="n bigint", fn=pay, outputs={"credits": "account string, amount bigint"}
+    )
+    paid.output("credits").aggregate("totals", key=["account"], n=nosync.count(), total=nosync.sum("amount"))
+    tester = FlowTester(flow, shards=shards)
+    rows = [(f"a{i}", f"b{i % 3}", i) for i in range(30)]
+    for part in (rows[:15], rows[15:]):
+        tester.advance({"transfers": part})
+    expected = [{"account": f"b{j}", "n": 10, "total": sum(i for i in range(30) if i % 3 == j)} for j in range(3)]
+    assert sorted(tester.read("totals").to_pylist(), key=lambda row: row["account"]) == expected
