@@ -17,7 +17,7 @@ from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.generations import REWOUND, SETTINGS, directory_of, generations_of, keeps_of
 from nosync.checkpoints.keep import Keep, open_generation, removed_before
 from nosync.checkpoints.names import Batch, BatchFile, Form, SourceFile, StateFile, StorePart, parse
-from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError, NotAvailableError
 from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
@@ -64,6 +64,11 @@ def pin(keep: Keep, name: str, t: int | None = None) -> CheckpointPin:
                 raise InvalidInputError(f"pin {name!r} holds batch {known.batch}: unpin it first, or say another name")
             return known
     add_element(keep.data, _directory(keep), name, {"name": name, "batch": made.batch}, keep.env)
+    try:  # another process may have been removing its files, and did not see the pin
+        open_generation(keep.data, keep.name, keep.env).at(made.batch)
+    except NotAvailableError:
+        unpin(keep, name)
+        raise
     return made
 
 
@@ -134,7 +139,10 @@ def clean(keep: Keep) -> int:
 
     Where a pin cannot be read nothing goes.
     """
+    held = set(pins(keep))
     gone = garbage_of(keep.data, keep.env, keep.name)
+    if set(pins(keep)) - held:  # one came meanwhile: what it needs is looked for anew
+        return clean(keep)
     for path in gone:
         with storage_errors("remove", keep.data / path):
             keep.env.unlink(keep.data / path)
@@ -158,7 +166,14 @@ def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] =
     found = [keep.closures.find(t) for t in keep.index.batches()]
     restorable = {one.batch: one.paths for one in found if isinstance(one, Closure)}
     kept = list(restorable)[-batches:]
-    if len(kept) < batches or not restorable.keys() >= set(pinned):
+    if len(kept) < batches:
+        return set()
+    if lost := sorted(set(pinned) - restorable.keys()):
+        log.warning(
+            "checkpoint %s: nothing is removed, for batch %d is pinned and cannot be gone on from: unpin it, or bring its files "
+            "back",
+            keep.name, lost[0],
+        )  # fmt: skip
         return set()
     needed = {path for t in {*kept, *pinned} for path in restorable[t]}
     named = _named_by_snapshots(keep, kept[0])
