@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.manifests.timelines import Timelines
@@ -54,15 +54,30 @@ class Branching:
         dropped.
         """
         self._retention.check_kept(t)
+        self._check_not_pinned(t, f"rewind to {t}")
         with self._told_if_it_counts():
             self._timelines.rewind(t, keep_as)
         self._main_changed()
 
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""
+        refs = self._timelines.refs
+        if name in refs.names and name != MAIN:
+            common = refs.shared_until(refs.names[MAIN], refs.names[name])
+            if common is not None:
+                self._check_not_pinned(common, f"promote {name}")
         with self._told_if_it_counts():
             self._timelines.promote(name, keep_as)
         self._main_changed()
+
+    def _check_not_pinned(self, common: int, what: str) -> None:
+        """Raises InvalidInputError where a pin holds an epoch of main after `common`, which is about to be another one."""
+        pinned = min((pin for pin in self._retention.pins().values() if pin.t > common), default=None)
+        if pinned is not None:
+            raise InvalidInputError(
+                f"cannot {what}: pin {pinned.name!r} holds epoch {pinned.t} of {MAIN!r}, which would be another one. Take the "
+                f"pin back first: unpin({pinned.name!r}), or nosync pin STORE {pinned.name} --remove"
+            )
 
     def delete(self, name: str) -> int:
         """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the

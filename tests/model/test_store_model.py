@@ -122,6 +122,10 @@ class StoreMachine(RuleBasedStateMachine):
         t = data.draw(st.integers(min(since, self.last), self.last))
         self.names += 1
         name = f"kept-{self.names}"
+        if max(self.pins.values(), default=-1) > t:
+            with pytest.raises(nosync.InvalidInputError, match="Take the pin back first"):
+                self.store.rewind(t, name if keep else "")
+            return
         if keep:
             self.kept[name] = dict(self.states)
         self.store.rewind(t, name if keep else "")

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.manifests.branches import ChangedStages
 from tests.conftest import OpenStore
 from tests.helpers.stores import filled, keys, snapshot, words
 
@@ -108,6 +109,16 @@ def test_sealing(open_store: OpenStore) -> None:
         (lambda s: s.pin("x/y", 2), nosync.InvalidInputError, "not a valid name"),
         (lambda s: s.unpin("x"), nosync.InvalidInputError, "no pin 'x'"),
         (lambda s: (s.pin("x", 1), s.pin("x", 2)), nosync.InvalidInputError, "already holds timestamp 1"),
+        (lambda s: (s.pin("x", 2), s.rewind(1)), nosync.InvalidInputError, "cannot rewind to 1: pin 'x' holds epoch 2"),
+        (
+            lambda s: (
+                s.pin("x", 2),
+                s.node.create_branch("b", "main", 1, ChangedStages(("counts",))),
+                s.node.promote("b", None),
+            ),
+            nosync.InvalidInputError,
+            "cannot promote b: pin 'x' holds epoch 2",
+        ),
     ],
 )
 def test_what_reads_refuse(open_store: OpenStore, call: object, error: type[Exception], message: str) -> None:
