@@ -27,7 +27,7 @@ from nosync.replication.daemon.published_files import note_published, watch_publ
 from nosync.replication.daemon.replicator import Replicator
 from nosync.replication.daemon.server import Servers
 from nosync.replication.daemon.service import Service
-from nosync.replication.daemon.startup import check_config, make_store, open_node, ways_of, write_json
+from nosync.replication.daemon.startup import check_config, forget_keeper, make_store, open_node, ways_of, write_json
 from nosync.replication.daemon.status import DaemonStatus
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.remote.stubs import env_of
@@ -52,13 +52,14 @@ class Daemon:
             make_store(config, self._ways, self._env)
         marker = read_marker(config.data, self._env)
         self.store_id = marker.store_id
-        self.node, self._place = open_node(config, marker, self._env)
+        self.node, self._place, self._is_first = open_node(config, marker, self._env)
         try:
             with contextlib.suppress(OSError):  # of a daemon that was killed; its address may be another one's by now
                 (config.data / ADDRESS_FILE).unlink()
             self._build()
         except BaseException:
             self.node.abandon()
+            self._forget()
             raise
 
     def _build(self) -> None:
@@ -96,8 +97,13 @@ class Daemon:
             self._start()
         except BaseException:
             self.stop()
+            self._forget()
             raise
         log.info("node %s serves %s on %s", self.config.node, self.config.data, self.servers.address)
+
+    def _forget(self) -> None:
+        if self._is_first:
+            forget_keeper(self.config.data, self._env)
 
     def _start(self) -> None:
         self.replicator.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from nosync.lsm.errors import ReplicationError, StoreLockedError
+from nosync.lsm.errors import ReplicationError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import MARKER, PLACE_FILE
@@ -20,7 +20,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.members import peers_of
 from nosync.replication.remote.stubs import env_of
-from nosync.replication.transport.addresses import check_addresses
+from nosync.replication.transport.addresses import check_addresses, is_loopback
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import Ways
 from nosync.replication.transport.daemon_files import Kept, keeper_of
@@ -42,9 +42,27 @@ def check_config(config: DaemonConfig) -> None:
     if config.tls is not None:
         Certificates.of_directory(config.tls, config.node).check_as_peers_do(config.node)
     check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
+    _check_beside(config)
     meeting = ways_of(config, Env()).meeting
     if meeting is not None and meeting.is_made():
         meeting.check()
+
+
+def _check_beside(config: DaemonConfig) -> None:
+    """Raises ReplicationError where the addresses of metrics or of the door cannot be had beside the daemon's own."""
+    named = {"listen": config.listen, "metrics": config.metrics, "door": config.door}
+    taken: dict[str, str] = {}
+    for option, address in named.items():
+        if address is None or address.endswith(":0"):
+            continue
+        if address in taken:
+            raise ReplicationError(f"--{taken[address]} and --{option} are both {address}: give each a port of its own")
+        taken[address] = option
+    if config.door is not None and not is_loopback(config.door) and config.tls is None:
+        raise ReplicationError(
+            f"the door on {config.door} is reached from other hosts, and needs certificates: make them with nosync certs, and "
+            "give --tls DIR; or let it listen on 127.0.0.1"
+        )
 
 
 def ways_of(config: DaemonConfig, env: Env) -> Ways:
@@ -70,9 +88,9 @@ def make_store(config: DaemonConfig, ways: Ways, env: Env) -> None:
     create_store(config.data, key_groups, env, store_id=store_id)
 
 
-def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str]:
-    """Makes the node. Returns it, and what tells this directory from others on the host: daemons take each other's
-    ports.
+def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str, bool]:
+    """Makes the node. Returns it, what tells this directory from others on the host, for daemons take each other's ports,
+    and whether no daemon kept the directory before.
 
     Who opens the directory while the node starts has to see that a daemon keeps it, so that is written first.
     """
@@ -89,13 +107,18 @@ def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str
             replicated=True,
             copies=config.replicas,
         )
-    except StoreLockedError:
+    except BaseException:
         if before is None:
-            with contextlib.suppress(OSError):
-                env.unlink(config.data / PLACE_FILE)
+            forget_keeper(config.data, env)
         raise
     assert keeper.token is not None
-    return node, keeper.token
+    return node, keeper.token, before is None
+
+
+def forget_keeper(data: Path, env: Env) -> None:
+    """Says no more that a daemon keeps a directory: it did not come so far, and others may open the store again."""
+    with contextlib.suppress(OSError):
+        env.unlink(data / PLACE_FILE)
 
 
 def write_json(path: Path, value: object, env: Env) -> None:

@@ -111,9 +111,13 @@ def restore(
     for attempt in range(_REPLANS):
         view = read_view(bucket)
         one = _Restore(bucket, view, target, env, progress)
-        one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
+        is_new = one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
         try:
             return one.run(as_of, branch, lazy=lazy)
+        except (InvalidInputError, CompactedError):  # what is asked for is not there, so the directory stays as it was
+            if is_new:
+                one.leave()
+            raise
         except MissingObjectError:  # it took longer than what nothing needs any more is kept for: there is newer
             if attempt + 1 == _REPLANS:
                 raise
@@ -127,8 +131,8 @@ class _Restore:
         self._written: list[Path] = []
         self._keeper = Keeper(target, bucket.url, env, self._written.append)
 
-    def begin(self, plan: dict[str, Any]) -> None:
-        """Takes the directory for this. Raises InvalidInputError where it is something else."""
+    def begin(self, plan: dict[str, Any]) -> bool:
+        """Takes the directory for this. Returns whether it was empty. Raises InvalidInputError where it is something else."""
         target, env = self._target, self._env
         if target.is_file() or (target / MARKER).exists():
             raise InvalidInputError(
@@ -153,6 +157,16 @@ class _Restore:
             for name in env.list_dir(target / TEMPORARY_DIRECTORY):
                 env.unlink(target / TEMPORARY_DIRECTORY / name)
         replace_small(target, target / PLAN, plan, env)
+        return not there
+
+    def leave(self) -> None:
+        """Makes the directory empty again."""
+        target = self._target
+        _remove_tree(target, self._env)
+        with storage_errors("remove", target):
+            for directory, _, _ in os.walk(target, topdown=False):
+                if Path(directory) != target:
+                    os.rmdir(directory)
 
     def run(self, as_of: int | None, branch: str | None, *, lazy: bool) -> RestoreReport:
         """Fetches what the directory lacks, and makes it a store."""

@@ -126,6 +126,7 @@ def test_mistakes_get_one_clear_line(
     assert "Traceback" not in said
     assert "secret" not in said
     assert len(said.strip().splitlines()) == 1
+    assert not any((tmp_path / "new").glob("*")), "what is refused takes no directory"
 
 
 def test_copies_are_read_by_their_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

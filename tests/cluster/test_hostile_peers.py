@@ -454,6 +454,12 @@ def test_an_address_that_cannot_be_had_is_said_in_one_line(
             "two peers of node n1 are said to listen on 127.0.0.1:1",
         ),
         (["--archive-epochs", "1"], "--archive-epochs"),
+        (
+            ["--listen", "127.0.0.1:7510", "--metrics", "127.0.0.1:7510"],
+            "--listen and --metrics are both 127.0.0.1:7510",
+        ),
+        (["--metrics", "127.0.0.1:7511", "--door", "127.0.0.1:7511"], "--metrics and --door are both"),
+        (["--door", "0.0.0.0:7603"], "the door on 0.0.0.0:7603 is reached from other hosts, and needs certificates"),
     ],
 )
 def test_what_a_start_refuses_a_check_refuses(
@@ -464,6 +470,27 @@ def test_what_a_start_refuses_a_check_refuses(
         with pytest.raises(SystemExit):
             main([*common, *more])
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_store_is_no_daemons_where_its_start_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nosync.open(tmp_path / "s").close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [
+            "daemon",
+            "--node",
+            "n1",
+            "--data",
+            str(tmp_path / "s"),
+            "--replicas",
+            "1",
+            "--listen",
+            "127.0.0.1:0",
+        ]
+        with pytest.raises(SystemExit):
+            main([*command, "--metrics", f"127.0.0.1:{port}"])
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+    nosync.open(tmp_path / "s").close()
 
 
 def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
