@@ -335,8 +335,33 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
     """Returns a column's values as Python has them; those of 32 bits with the digits that they need, 0.1 and not
     0.10000000149011612.
     """
-    values: list[Any] = column.to_pylist()
+    values = _listed(column)
     return [_short(value, column.type) for value in values] if _has_short(column.type) else values
+
+
+def _listed(column: pa.ChunkedArray) -> list[Any]:
+    """Returns what `to_pylist` does, but text for dates and times that Python's calendar does not have."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        return [_value_of(scalar) for scalar in column]
+    return values
+
+
+def _value_of(scalar: pa.Scalar) -> Any:
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value_of(value) for name, value in scalar.items()}
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value_of(entry["key"]), _value_of(entry["value"])) for entry in scalar.values]
+    if isinstance(scalar, (pa.ListScalar, pa.LargeListScalar)):
+        return [_value_of(value) for value in scalar.values]
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        unit = scalar.type.unit if pa.types.is_timestamp(scalar.type) else "days"
+        return f"{scalar.value:,} {unit} since 1970"
 
 
 def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
@@ -359,7 +384,7 @@ def flat(table: pa.Table) -> pa.Table:
             ]
             table = table.set_column(i, f.name, pa.array(texts, pa.string()))
         if pa.types.is_nested(f.type):
-            texts = [None if value is None else json_text(value) for value in table.column(i).to_pylist()]
+            texts = [None if value is None else json_text(value) for value in _listed(table.column(i))]
             table = table.set_column(i, f.name, pa.array(texts, pa.string()))
     return table
 

@@ -118,10 +118,15 @@ class _Parser:
     def __init__(self, stage: Stage, text: str, given: pa.Schema) -> None:
         self._stage, self._text, self._given, self._at = stage, text, given, 0
         self._tokens: list[str] = []
-        for good, bad in _TOKEN.findall(text):
+        end = 0
+        for token in _TOKEN.finditer(text):
+            good, bad = token.groups()
             if bad:
                 raise _NeedsSpark(f"{bad!r} in {text!r}")
+            if good == "-" and text[end - 1 : end] == "-" and token.start(1) == end:
+                raise _NeedsSpark(f"a comment in {text!r}")  # and not minus a minus
             self._tokens.append(good)
+            end = token.end()
 
     def whole(self) -> _Typed:
         """Returns the expression that the text is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import nosync
@@ -64,3 +65,21 @@ def test_copies_in_a_directory_are_read_by_their_url(path: Path, capsys: pytest.
     code, _, said = run(capsys, "compact", url)
     assert code == 1
     assert f"make one, nosync restore {url} DIR" in " ".join(said.split())
+
+
+def test_times_that_no_calendar_has_are_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    far = pa.array([2**60], pa.timestamp("us"))
+    rows = pa.table({
+        "k": [1], "at": far, "day": pa.array([10_000_000], pa.int32()).cast(pa.date32()),
+        "all": pa.array([far.to_numpy()], pa.list_(pa.timestamp("us"))),
+    })  # fmt: skip
+    with nosync.open(path.parent / "far") as store:
+        store.append("a", t=0, rows=rows, key=["k"])
+        store.seal(0)
+    code, out, said = run(capsys, "get", "far", "a", "--json")
+    assert code == 0, said
+    (row,) = json.loads(out)
+    assert row["at"] == f"{2**60:,} us since 1970"
+    assert (row["day"], row["all"]) == ("10,000,000 days since 1970", [row["at"]])
+    for more in ([], ["--csv"]):
+        assert run(capsys, "get", "far", "a", *more)[0] == 0

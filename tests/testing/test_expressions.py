@@ -78,6 +78,7 @@ def test_what_is_read_is_what_spark_reads(spark: SparkSession, kind: str, texts:
         "CASE WHEN n > 1 THEN true END", "n % i = 1", "cast(n AS int) = 1", "word || 'a' = 'aa'", "n + x > 1", "-n > 1",
         "n = (SELECT 1)", "rand() > 1", "n > 1 OR", "at > '2026-07-04'",
         "n > 1e5", "n > 2d", "n > 99999999999999999999", "n > 9223372036854775808L", "n > 1bd",
+        "n > 1 --2", "n > 1 -- 2\n", "n > 1 /* 2 */",
     ],
 )  # fmt: skip
 def test_what_only_spark_evaluates_is_refused_with_what_to_do(text: str) -> None:
