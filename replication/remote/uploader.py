@@ -20,6 +20,7 @@ from nosync.lsm.model.layer import Record
 from nosync.lsm.platform.env import storage_error
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
+from nosync.replication.remote.checkpoint_copies import CheckpointCopies
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
@@ -47,6 +48,7 @@ class Uploader:
         self._source, self.writer, self._settings = source, writer, settings
         self._root, self._env = source.directory.root, source.directory.env
         self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
+        self._checkpoints = CheckpointCopies(self._root, self._env, self._read_digest)
         self._reach = Reach(source.timelines, self._digest)
         self._builder = PackBuilder()
         self._waiting: dict[FileName, FileVersion | None] = {}  # what goes next; of small files no version is known yet
@@ -125,8 +127,11 @@ class Uploader:
         """Returns whether the bucket lacks a small file, or has another one under its name: a node that was lost may have
         begun an epoch that this one did anew. Raises RemoteTakenError where it had that epoch whole.
         """
-        if name.is_opaque or not any(name in one for one in self._inventories):
-            return not any(name in one or one.has_archived(name) for one in self._inventories)
+        if name.is_opaque:
+            mine, *theirs = (one.get(name) for one in self._inventories)
+            return self._checkpoints.is_lacking(name, mine, [one for one in theirs if one is not None])
+        if not any(name in one for one in self._inventories):
+            return not any(one.has_archived(name) for one in self._inventories)
         digest = self._digest(PurePosixPath(name))
         if digest is None:  # it is gone
             return False
@@ -138,16 +143,15 @@ class Uploader:
 
     def _digest(self, path: PurePosixPath) -> str | None:
         """Returns the digest of a small file of this node. None: there is none, or it is damaged."""
-        known = self._digests.get(path)
+        known = self._digests.get(path) or self._read_digest(FileName(str(path)))
         if known is not None:
-            return known
-        name = FileName(str(path))
+            self._digests[path] = known
+        return known
+
+    def _read_digest(self, name: FileName) -> str | None:
         data = self._read(name)
         version = None if data is None else self._checked(name, data)
-        if version is None:
-            return None
-        self._digests[path] = version.digest
-        return version.digest
+        return None if version is None else version.digest
 
     @property
     def _inventories(self) -> list[Inventory]:

@@ -20,6 +20,7 @@ from nosync.lsm.platform.layout import MANIFESTS
 from nosync.lsm.platform.store_marker import Marker
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.checkpoint_copies import of_one_node
 from nosync.replication.remote.fence import read_store
 from nosync.replication.remote.log import follow_log, nodes_of, read_log
 from nosync.replication.remote.names import LogPosition, NodeNames
@@ -95,6 +96,7 @@ def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
         whole = (contents.placed(name) for contents in nodes.values() if has_reached(name, contents.reached))
         files[name] = next((placed for placed in whole if placed is not None), files[name])
         others[name] = [placed for placed in known if placed.version.digest != files[name].version.digest]
+    of_one_node(nodes, files, others)
     reached = furthest(contents.reached for contents in nodes.values())
     problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
     return RemoteView(marker, nodes, files, reached, _positions(nodes), problems, others)

@@ -1,0 +1,100 @@
+"""Kept checkpoints in a bucket, of which nodes may have put other histories under one name.
+
+A node may put a batch that no peer has, and be lost; the query goes on from a peer, and runs that batch on other rows. Or
+somebody removes what is kept by hand, and keeps another query under its name. A mixture of the two would be no
+checkpoint of anything. So where files of batches differ, which are small and say what a batch read, a node puts all files
+of that checkpoint itself, and of one checkpoint only the files of one node are seen: of the one that has come furthest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nosync.lsm.platform.env import Env, Identity
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.remote.pack import Contents, Placed
+
+log = logging.getLogger("nosync.remote")
+
+_OFFSETS, _COMMITS, _METADATA = "offsets", "commits", "metadata"
+
+
+def checkpoint_of(name: FileName) -> str:
+    """Returns the directory of the checkpoint that a file is kept in."""
+    return name.split("/")[1]
+
+
+def _of_batches(name: FileName) -> tuple[str, ...] | None:
+    """Returns the parts of the name of a file that says which query it is, or what a batch read; None for any other."""
+    parts = tuple(name.split("/")[2:])
+    return parts if parts == (_METADATA,) or (len(parts) == 2 and parts[0] in (_OFFSETS, _COMMITS)) else None
+
+
+class CheckpointCopies:
+    """Tells which files of the checkpoints of one node a bucket lacks. `digest_of`: of a file of this node; None: it is gone,
+    or damaged.
+    """
+
+    def __init__(self, root: Path, env: Env, digest_of: Callable[[FileName], str | None]) -> None:
+        self._root, self._env, self._digest_of = root, env, digest_of
+        self._parted: set[str] = set()  # of these another history is in the bucket
+        self._known: dict[FileName, tuple[Identity, str | None]] = {}
+
+    def is_lacking(self, name: FileName, mine: FileVersion | None, theirs: Sequence[FileVersion]) -> bool:
+        """`mine`, `theirs`: what this node, and others, have put under the name."""
+        checkpoint = checkpoint_of(name)
+        if checkpoint not in self._parted:
+            told = [*([] if mine is None else [mine]), *theirs]
+            if not told:
+                return True
+            digest = self._digest(name) if _of_batches(name) is not None else None
+            if digest is None or all(one.digest == digest for one in told):
+                return False
+            self._parted.add(checkpoint)
+            log.warning(
+                "checkpoint %s: another history of it is in the bucket, under the same name: all of this one is put beside it",
+                checkpoint,
+            )
+        digest = self._digest(name)
+        return digest is not None and (mine is None or mine.digest != digest)
+
+    def _digest(self, name: FileName) -> str | None:
+        try:
+            identity = self._env.identity(self._root / name)
+        except FileNotFoundError:
+            return None
+        known = self._known.get(name)
+        if known is None or known[0] != identity:
+            known = self._known[name] = identity, self._digest_of(name)
+        return known[1]
+
+
+def of_one_node(
+    nodes: Mapping[str, Contents], files: dict[FileName, Placed], others: dict[FileName, list[Placed]]
+) -> None:
+    """Leaves, of each checkpoint of which nodes have several histories, the files of one of them."""
+    parted = {checkpoint_of(name) for name in others if name.is_opaque and _of_batches(name) is not None}
+    for checkpoint in sorted(parted):
+        held = {
+            node: [one for one in contents.files() if _is_in(one.version.name, checkpoint)]
+            for node, contents in nodes.items()
+        }
+        chosen = max(held, key=lambda node: (_last_commit(held[node]), node))
+        for name in [name for name in files if _is_in(name, checkpoint)]:
+            del files[name]
+            others.pop(name, None)
+        files |= {one.version.name: one for one in held[chosen]}
+        log.warning(
+            "checkpoint %s: nodes have several histories of it in the bucket; that of %s is seen", checkpoint, chosen
+        )
+
+
+def _is_in(name: FileName, checkpoint: str) -> bool:
+    return name.is_opaque and checkpoint_of(name) == checkpoint
+
+
+def _last_commit(files: Sequence[Placed]) -> int:
+    numbers = [parts[1] for one in files if (parts := _of_batches(one.version.name)) and parts[0] == _COMMITS]
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
