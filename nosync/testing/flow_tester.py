@@ -37,7 +37,7 @@ from nosync.job.reading import why_not_recorded
 from nosync.job.reports import EpochReport, epoch_report
 from nosync.job.sealing import Sealing
 from nosync.kernels.expressions import applied
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, nullable
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, as_array, nullable
 from nosync.lsm.errors import (
     FlowError,
     InvalidInputError,
@@ -270,6 +270,21 @@ def _changes(rows: Rows) -> Rows:
     ]
 
 
+def _cleared(column: pa.Array) -> pa.Array:
+    """Returns a column that has nulls under its nulls."""
+    type_ = column.type
+    if pa.types.is_struct(type_):
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        nothing = (pa.scalar(None, field.type) for field in fields)
+        below = (_cleared(column.field(i)) for i in range(len(fields)))
+        made = [pc.if_else(column.is_valid(), *pair) for pair in zip(below, nothing, strict=True)]
+        return pa.StructArray.from_arrays(made, fields=fields, mask=column.is_null())
+    if pa.types.is_list(type_):
+        mask = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, _cleared(column.values), type=type_, mask=mask)
+    return column
+
+
 def _table(rows: Any, schema: pa.Schema, whose: str) -> pa.Table:
     """Returns rows as a table of the source's columns. Raises SchemaError for rows that do not fit."""
     try:
@@ -298,7 +313,8 @@ def _table(rows: Any, schema: pa.Schema, whose: str) -> pa.Table:
             raise SchemaError(
                 f"{whose}: column {field.name!r} is {table.schema.field(field.name).type}, expected {field.type}: cast it"
             )
-    return table.cast(schema)
+    # Values under nulls, which Arrow makes of Python's rows and Spark does not, would be part of a layer's bytes.
+    return pa.Table.from_arrays([_cleared(as_array(column)) for column in table.cast(schema).columns], schema=schema)
 
 
 def _type(schema: pa.Schema, name: str, whose: str) -> pa.DataType:

@@ -407,3 +407,23 @@ def test_rows_of_an_output_go_by_what_is_in_them_though_a_column_has_the_name_of
         tester.advance({"transfers": part})
     expected = [{"account": f"b{j}", "n": 10, "total": sum(i for i in range(30) if i % 3 == j)} for j in range(3)]
     assert sorted(tester.read("totals").to_pylist(), key=lambda row: row["account"]) == expected
+
+
+def test_what_lies_under_nulls_is_no_part_of_a_layer() -> None:
+    flow = nosync.Dataflow("nested")
+    one, many = "one struct<a: double, b: string>", "many array<struct<a: double, b: string>>"
+    flow.source("rows", f"k int, {one}, {many}").dedupe("once", key=["k"])
+    fields = [pa.field("a", pa.float64()), pa.field("b", pa.string())]
+
+    def structs(under: tuple[float | None, str | None]) -> pa.StructArray:
+        values = [pa.array([1.0, under[0]]), pa.array(["x", under[1]])]
+        return pa.StructArray.from_arrays(values, fields=fields, mask=pa.array([False, True]))
+
+    found = []
+    for under in ((None, None), (0.0, ""), (7.0, "y")):
+        many_of = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), structs(under))
+        tester = FlowTester(flow)
+        tester.advance({"rows": pa.table({"k": pa.array([1, 2], pa.int32()), "one": structs(under), "many": many_of})})
+        assert tester.read("once").column("one").to_pylist() == [{"a": 1.0, "b": "x"}, None]
+        found.append(tester.digests())
+    assert found[0] == found[1] == found[2]
