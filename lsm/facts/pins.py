@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.facts.or_set import Element, add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, pack
@@ -81,6 +81,13 @@ class Pins:
         return [(read[element.path], element) for element in listed]
 
     def _pin_of(self, element: Element) -> Pin:
-        fields = read_element(self._root, element, self._env)
-        with parsed("a pin", str(self._root / element.path)):
-            return pin_of(fields)
+        try:
+            fields = read_element(self._root, element, self._env)
+            with parsed("a pin", str(self._root / element.path)):
+                return pin_of(fields)
+        except CorruptionError as error:
+            error.args = (
+                f"{error}; all history is kept until it is removed, or put back from a backup",
+                *error.args[1:],
+            )
+            raise

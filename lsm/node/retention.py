@@ -75,4 +75,4 @@ class Retention:
             self._problems.pop(_PROBLEM, None)
         except CorruptionError as error:
             self._are_known = False
-            self._problems[_PROBLEM] = f"{error}; all history is kept until it is removed, or put back from a backup"
+            self._problems[_PROBLEM] = str(error)

@@ -204,6 +204,15 @@ def lost_manifests_of(timelines: Timelines, safe: int | None) -> dict[str, str]:
     return found
 
 
+def known_pins(pins: Callable[[], dict[str, int]], problems: dict[str, str]) -> dict[str, int]:
+    """Returns the pins. Where one cannot be read `problems` say so, and there are none."""
+    try:
+        return pins()
+    except CorruptionError as error:
+        problems["pins"] = str(error)
+        return {}
+
+
 def holes(directory: LayerDirectory, remembered: Remembered | None, safe_point: Callable[[], int | None]) -> list[str]:
     """Returns what manifests list, or what ought to be a manifest, and no file holds. Files are looked at as they are
     now.

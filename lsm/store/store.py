@@ -300,7 +300,7 @@ class Store(StoreReader):
         problems |= node.problems if node else inspection.lost_manifests_of(timelines, safe)
         return StoreStatus(
             str(self.directory.root), self.directory.key_groups, safe, self.last_sealed(), self.since(),
-            inspection.stages(layers, timelines), self.pins(), missing, problems,
+            inspection.stages(layers, timelines), inspection.known_pins(self.pins, problems), missing, problems,
             {name: self.last_sealed(name) for name in sorted(timelines.refs.names)},
             inspection.sealed_at(self.directory, timelines, self._times),
             inspection.branches_sealed_at(timelines, self._times), inspection.recorded_time(timelines, self._times, safe),

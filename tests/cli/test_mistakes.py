@@ -83,3 +83,22 @@ def test_times_that_no_calendar_has_are_shown(path: Path, capsys: pytest.Capture
     assert (row["day"], row["all"]) == ("10,000,000 days since 1970", [row["at"]])
     for more in ([], ["--csv"]):
         assert run(capsys, "get", "far", "a", *more)[0] == 0
+
+
+def test_a_torn_pin_is_a_problem_with_a_remedy_and_status_goes_on(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nosync.open(path) as store:
+        store.pin("audit", 2)
+    (pin,) = (path / "pins").iterdir()
+    pin.write_text("[")
+    code, out, _ = run(capsys, "status", str(path), "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["last_sealed"], found["pins"]) == (3, {})
+    assert "until it is removed, or put back from a backup" in found["problems"]["pins"]
+    code, _, said = run(capsys, "pin", str(path))
+    assert code == 1
+    assert "until it is removed, or put back from a backup" in " ".join(said.split())
+    pin.unlink()
+    assert "problems" not in run(capsys, "status", str(path))[1]
