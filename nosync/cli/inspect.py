@@ -90,7 +90,9 @@ def get(
     """
     check_formats(as_csv=as_csv, as_json=as_json)
     with read_only(path) as store:
-        wanted = [column.strip() for column in columns.split(",")] if columns else None
+        wanted = [column.strip() for column in columns.split(",") if column.strip()] if columns else None
+        if wanted == []:
+            raise InvalidInputError(f"--columns {columns!r} names no column: give names, separated by commas")
         if wanted is not None and len(set(wanted)) < len(wanted):
             raise InvalidInputError(f"--columns {columns}: a column is given twice")
         prefix = parse_keys(store, stage, as_of, keys, branch)
@@ -152,6 +154,8 @@ def _after(store: Store, stage: str, begin: AsOf | None, until: int, branch: str
         return since if since else BEFORE_FIRST_EPOCH
     if isinstance(begin, int):
         pack(begin)
+        if begin > until:
+            raise InvalidInputError(f"--from {begin} must not be after epoch {until}, where the changes end")
         return begin - 1
     return store.range_of(begin, store.newest(branch) or 0, branch)[0]
 

@@ -118,7 +118,7 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, a
 @STORE
 @click.argument("branch")
 @FLOW
-@click.option("--to", type=int, help="The epoch to replay to. [default: all that the parent has]")
+@click.option("--to", type=click.IntRange(min=0), help="The epoch to replay to. [default: all that the parent has]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be computed.")
 @CORES
 @ALONE

@@ -88,7 +88,8 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
         print_json({"epoch": epoch, "was": last, "kept_as": kept})
     else:
         if epoch == last:
-            out.print(f"the main timeline is at epoch {epoch}; what was recorded of later ones is deleted")
+            rest = "deleted" if kept is None else f"kept as branch {escape(kept)}"
+            out.print(f"the main timeline is at epoch {epoch}; what was recorded of later ones is {rest}")
             return
         rest = f"epochs {epoch + 1} to {last} are " + ("deleted" if kept is None else f"kept as branch {escape(kept)}")
         out.print(f"the main timeline is at epoch {epoch} again; {rest}")

@@ -21,6 +21,7 @@ from nosync.cli.sessions import spark_session
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.as_of import AsOf
 
+_ABOUT_NAMES = ("TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "UNRESOLVED_COLUMN.WITHOUT_SUGGESTION")
 _ONLY_SHOW = ("Show", "Describe", "Explain")
 """How the statements are called, in Spark's plans, that are no queries and change nothing."""
 
@@ -82,5 +83,6 @@ def sql(
                     table = spark.sql(query).toArrow()
             except PySparkException as error:
                 said = str(error).strip().splitlines()[0].rstrip(" ;")
-                raise NosyncError(f"{said}; stages: {', '.join(names.values())}") from None
+                is_about_names = error.getCondition() in _ABOUT_NAMES
+                raise NosyncError(said + (f"; stages: {', '.join(names.values())}" if is_about_names else "")) from None
     print_rows(table, limit, as_csv=as_csv, as_json=as_json)

@@ -102,3 +102,18 @@ def test_a_torn_pin_is_a_problem_with_a_remedy_and_status_goes_on(
     assert "until it is removed, or put back from a backup" in " ".join(said.split())
     pin.unlink()
     assert "problems" not in run(capsys, "status", str(path))[1]
+
+
+def test_what_is_said_is_what_was_asked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, why in (
+        (["get", "s", "counts", "--columns", ","], "names no column"),
+        (["changes", "s", "counts", "--from", "3", "--to", "1"], "--from 3 must not be after epoch 1"),
+        (["changes", "s", "counts", "--from", "9"], "--from 9 must not be after epoch 3"),
+    ):
+        code, _, said = run(capsys, *arguments)
+        assert code == 1
+        assert why in " ".join(said.split())
+    code, out, _ = run(capsys, "rewind", "s", "3", "--keep-as", "kept")
+    assert code == 0
+    assert "what was recorded of later ones is kept as branch kept" in out
+    assert "deleted" in run(capsys, "rewind", "s", "3")[1]
