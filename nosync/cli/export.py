@@ -110,9 +110,11 @@ def _export(
 def _writer(path: Path, stage: str, schema: pa.Schema, *, is_csv: bool) -> Iterator[Any]:
     """Gives the writer of a format. Raises SchemaError for a column that the format does not have."""
     try:
-        writer: Any = pyarrow.csv.CSVWriter(path, schema) if is_csv else pyarrow.parquet.ParquetWriter(path, schema)
-        with writer:
-            yield writer
+        # Arrow takes no name that is not UTF-8, but a file.
+        with open(path, "wb") as file:
+            writer: Any = pyarrow.csv.CSVWriter(file, schema) if is_csv else pyarrow.parquet.ParquetWriter(file, schema)
+            with writer:
+                yield writer
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         kind = "CSV" if is_csv else "Parquet"
         raise SchemaError(f"stage {stage} cannot be written as {kind}: {str(error).splitlines()[0]}") from error

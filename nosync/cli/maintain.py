@@ -30,6 +30,7 @@ from nosync.cli.remote import backup_to_remote
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.store.backup import backup as copy_store
 from nosync.lsm.store.repair import Repair
+from nosync.replication.remote.stubs import is_lazy
 from nosync.replication.remote.url import is_remote_url
 
 
@@ -192,10 +193,15 @@ def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) 
     done = _repair(path, yes=yes, as_json=as_json) if repair else None
     with read_only(path) as store, progress("verifying", quiet=as_json) as advance:
         report = store.verify(lambda done, of: advance(done, of, ""), untrusted=untrusted)
+        away = sum(layer.level == "remote" for layer in store.layers()) if is_lazy(path.expanduser()) else 0
     if as_json:
-        print_json(dataclasses.asdict(report) | ({} if done is None else {"repair": done}))
+        print_json(dataclasses.asdict(report) | {"layers_in_bucket": away} | ({} if done is None else {"repair": done}))
     else:
         out.print(f"{report.layers} layers ({size_text(report.bytes)}) and {report.manifests} manifests are whole")
+        if away:
+            out.print(
+                f"{away} layers are still in the bucket, and were not looked at: nosync restore URL {escape(str(path))}"
+            )
         for error in report.errors:
             err.print(f"[red]bad:[/] {escape(error)}", soft_wrap=True)
     if not report.ok:

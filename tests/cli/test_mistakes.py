@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -117,3 +118,11 @@ def test_what_is_said_is_what_was_asked(path: Path, capsys: pytest.CaptureFixtur
     assert code == 0
     assert "what was recorded of later ones is kept as branch kept" in out
     assert "deleted" in run(capsys, "rewind", "s", "3")[1]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_file_may_have_a_name_that_is_no_text(path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    name = os.fsdecode(b"e\xff." + suffix.encode())
+    code, _, said = run(capsys, "export", "s", "counts", name)
+    assert code == 0, said
+    assert (path.parent / name).stat().st_size > 0

@@ -70,6 +70,8 @@ def test_lazy_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.C
         with pytest.raises(SystemExit):
             main(refused)
         assert f"nosync restore {copied[1]} {target}" in " ".join(capsys.readouterr().err.split())
+    main(["verify", target])
+    assert "4 layers are still in the bucket, and were not looked at" in " ".join(capsys.readouterr().out.split())
     main(["get", target, "counts"])
     assert "a3" in capsys.readouterr().out
     with pytest.raises(SystemExit):
