@@ -9,15 +9,19 @@ of that checkpoint itself, and of one checkpoint only the files of one node are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.layout import CHECKPOINTS
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.remote.pack import Contents, Placed
 
 log = logging.getLogger("nosync.remote")
 
+_COARSEST_CLOCK_S = 2.0
+"""Two changes of a directory within this time may have one time of change."""
 _OFFSETS, _COMMITS, _METADATA = "offsets", "commits", "metadata"
 
 
@@ -32,6 +36,45 @@ def _of_batches(name: FileName) -> tuple[str, ...] | None:
     return parts if parts == (_METADATA,) or (len(parts) == 2 and parts[0] in (_OFFSETS, _COMMITS)) else None
 
 
+@dataclass
+class _Listed:
+    changed_ns: int
+    first_s: float
+    listed_s: float
+    directories: list[str]
+
+
+class ChangedFiles:
+    """The files of kept checkpoints in directories that changed. There may be very many, and few are new."""
+
+    def __init__(self, root: Path, env: Env) -> None:
+        self._root, self._env = root, env
+        self._seen: dict[PurePosixPath, _Listed] = {}
+
+    def since_last(self) -> Iterator[PurePosixPath]:
+        """Yields all files of each directory that may have changed since the last call; the first time all there are."""
+        waiting, seen = [PurePosixPath(CHECKPOINTS)], dict[PurePosixPath, _Listed]()
+        while waiting:
+            at = waiting.pop()
+            changed_ns, now_s, known = (
+                self._env.changed_ns(self._root / at),
+                self._env.monotonic_s(),
+                self._seen.get(at),
+            )
+            if known is None or known.changed_ns != changed_ns:
+                known = _Listed(changed_ns, now_s, now_s, [])
+            elif known.listed_s - known.first_s >= _COARSEST_CLOCK_S:  # what came later has another time
+                seen[at] = known
+                waiting += [at / name for name in known.directories]
+                continue
+            entries = self._env.entries(self._root / at)
+            known.listed_s, known.directories = now_s, [name for name, is_directory in entries if is_directory]
+            seen[at] = known
+            waiting += [at / name for name in known.directories]
+            yield from (at / name for name, is_directory in entries if not is_directory)
+        self._seen = seen
+
+
 class CheckpointCopies:
     """Tells which files of the checkpoints of one node a bucket lacks. `digest_of`: of a file of this node; None: it is gone,
     or damaged.
@@ -40,6 +83,8 @@ class CheckpointCopies:
     def __init__(self, root: Path, env: Env, digest_of: Callable[[FileName], str | None]) -> None:
         self._root, self._env, self._digest_of = root, env, digest_of
         self._parted: set[str] = set()  # of these another history is in the bucket
+        self.found_another = False
+        """Whether another history was found, so that all files are to be looked at again: whoever does that takes it back."""
         self._known: dict[FileName, tuple[Identity, str | None]] = {}
 
     def is_lacking(self, name: FileName, mine: FileVersion | None, theirs: Sequence[FileVersion]) -> bool:
@@ -53,6 +98,7 @@ class CheckpointCopies:
             if digest is None or all(one.digest == digest for one in told):
                 return False
             self._parted.add(checkpoint)
+            self.found_another = True
             log.warning(
                 "checkpoint %s: another history of it is in the bucket, under the same name: all of this one is put beside it",
                 checkpoint,

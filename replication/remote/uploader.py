@@ -18,9 +18,10 @@ import pyarrow as pa
 from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.model.layer import Record
 from nosync.lsm.platform.env import storage_error
+from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
-from nosync.replication.remote.checkpoint_copies import CheckpointCopies
+from nosync.replication.remote.checkpoint_copies import ChangedFiles, CheckpointCopies
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
@@ -48,6 +49,7 @@ class Uploader:
         self._source, self.writer, self._settings = source, writer, settings
         self._root, self._env = source.directory.root, source.directory.env
         self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
+        self._changed = ChangedFiles(self._root, self._env)
         self._checkpoints = CheckpointCopies(self._root, self._env, self._read_digest)
         self._reach = Reach(source.timelines, self._digest)
         self._builder = PackBuilder()
@@ -91,7 +93,7 @@ class Uploader:
         new = self._source.new()
         looks_at_all, self._looks_at_all = self._looks_at_all or new is None, False
         layers = _versions(self._source.layers()) if looks_at_all or new is None else self._mine(new.layers)
-        self._take_checkpoints()
+        self._take_checkpoints(looks_at_all=looks_at_all)
         small = self._source.small_files() if looks_at_all else new.small_files if new else ()
         names = [name for path in small if (name := parse_name(str(path))) is not None]
         held = self.writer.contents.inventory
@@ -202,10 +204,14 @@ class Uploader:
             if held is not None and held.digest == digest and held.name.layer is None:
                 self._moving.add(held.name)
 
-    def _take_checkpoints(self) -> None:
-        names = [name for path in opaque_files(self._source) if (name := parse_name(str(path))) is not None]
+    def _take_checkpoints(self, *, looks_at_all: bool) -> None:
+        changed = [path for path in self._changed.since_last() if checkpoint_of(str(path)) is not None]
+        paths = opaque_files(self._source) if looks_at_all else changed
+        names = [name for path in paths if (name := parse_name(str(path))) is not None]
         going = {version.name for version in self._going()}
         self._waiting |= {name: None for name in names if name not in going and self._is_lacking(name)}
+        self._looks_at_all |= self._checkpoints.found_another
+        self._checkpoints.found_another = False
 
     def _take(self, name: FileName) -> None:
         data = self._read(name)

@@ -10,6 +10,8 @@ import pytest
 
 import nosync
 from nosync.checkpoints.names import Batch
+from nosync.lsm.platform.env import Env
+from nosync.replication.remote.checkpoint_copies import ChangedFiles
 from nosync.replication.remote.restore import restore
 from nosync.testing.simulated_bucket import Objects, SimulatedBucket
 from tests.checkpoints.fake_query import FakeQuery
@@ -134,3 +136,39 @@ def test_nodes_that_keep_the_same_put_each_file_once(open_store: OpenStore, tmp_
     second.push()
     assert "checkpoints/words/commits/4" not in second.level._uploader.writer.contents.places
     assert_restored(bucket, tmp_path / "restored", query, 4)
+
+
+def test_directories_that_did_not_change_are_not_listed_again(tmp_path: Path) -> None:
+    env = Ticking()
+    query = FakeQuery(tmp_path / "checkpoints" / "words", "hdfs")
+    query.run(2)
+    changed = ChangedFiles(tmp_path, env)
+    everything = set(changed.since_last())
+    assert everything == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(changed.since_last()) == everything, "more may have come within the same tick of the clock"
+    env.now_s += 10
+    assert set(changed.since_last()) == everything
+    env.listed.clear()
+    assert list(changed.since_last()) == []
+    assert env.listed == []
+    query.run(1)
+    found = set(changed.since_last())
+    assert {Path("checkpoints/words/commits/2"), Path("checkpoints/words/offsets/2")} <= {Path(path) for path in found}
+    assert Path("checkpoints/words/metadata") not in {Path(path) for path in found}
+    (tmp_path / "checkpoints" / "later").mkdir()
+    (tmp_path / "checkpoints" / "later" / "metadata").write_text("{}")
+    assert Path("checkpoints/later/metadata") in {Path(path) for path in changed.since_last()}
+
+
+class Ticking(Env):
+    """Its clock is set, and it says what was listed."""
+
+    def __init__(self) -> None:
+        self.now_s, self.listed = 0.0, list[Path]()
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def entries(self, path: Path) -> list[tuple[str, bool]]:
+        self.listed.append(path)
+        return super().entries(path)
