@@ -126,3 +126,17 @@ def test_a_file_may_have_a_name_that_is_no_text(path: Path, capsys: pytest.Captu
     code, _, said = run(capsys, "export", "s", "counts", name)
     assert code == 0, said
     assert (path.parent / name).stat().st_size > 0
+
+
+def test_a_page_takes_the_place_of_a_page_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with nosync.open(path) as store:
+        store.rewind(1, "b")
+    (path.parent / "real.parquet").write_text("rows")
+    code, _, said = run(capsys, "diff", "s", "counts", "main", "b", "--html", "real.parquet")
+    assert code == 1
+    assert "is there, and is no page by its name" in " ".join(said.split())
+    assert (path.parent / "real.parquet").read_text() == "rows"
+    for _ in range(2):
+        code, out, said = run(capsys, "diff", "s", "counts", "main", "b", "--html", "page.html", "--json")
+        assert code == 0, said
+    assert json.loads(out)["bytes"] == (path.parent / "page.html").stat().st_size
