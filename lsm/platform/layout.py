@@ -47,6 +47,8 @@ which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
 REMOTE_STATUS = "remote.json"
+RESTORING = "restoring.json"
+"""What an interrupted restore from copies leaves, which can be said again: from where, and of what."""
 STUBS, STUBS_FROM = "stubs", "stubs.json"
 """Of a store that is restored lazily: the directory of what stands for layers, and which object store has their bytes."""
 CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"

@@ -25,6 +25,7 @@ from nosync.lsm.platform.layout import (
     OWN_DIRECTORIES,
     PINS,
     QUARANTINE,
+    RESTORING,
     STUBS_FROM,
     TEMPORARY_DIRECTORY,
 )
@@ -118,12 +119,22 @@ def check_can_be_store(root: Path, env: Env) -> None:
     foreign = [
         name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
     ]
+    check_is_restored(root)
     if foreign and looks_like_store(root, env):
         raise NotAStoreError(f"{root / MARKER} is lost, and {LAYERS}/ and {MANIFESTS}/ are there: {_repair_hint(root)}")
     if foreign:
         raise NotAStoreError(
             f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
             "...): give an empty or new directory"
+        )
+
+
+def check_is_restored(root: Path) -> None:
+    """Raises NotAStoreError where a restore from copies was interrupted: to repair it would leave out what is missing."""
+    if (root / RESTORING).exists():
+        raise NotAStoreError(
+            f"{root} has a restore from copies that was interrupted: say nosync restore again, with what it was said with "
+            f"({root / RESTORING} has it); or remove the directory"
         )
 
 

@@ -34,7 +34,14 @@ from nosync.lsm.platform.json_file import publish_small, read_small, sync_publis
 from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, MARKER, PLACE_FILE, QUARANTINE, STUBS_FROM
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.platform.store_marker import Marker, looks_like_store, make_subdirectories, read_marker, write_marker
+from nosync.lsm.platform.store_marker import (
+    Marker,
+    check_is_restored,
+    looks_like_store,
+    make_subdirectories,
+    read_marker,
+    write_marker,
+)
 
 _LAYERS_ASKED = 50
 _SAID = ("do", "name", "parent", "at", "keep_as", "changed", "anew", "replaced")
@@ -64,6 +71,7 @@ class Repair:
 
     def __init__(self, root: Path, env: Env | None = None) -> None:
         self._root, self._env = root, env or Env()
+        check_is_restored(root)
         if not (root / MARKER).exists() and not looks_like_store(root, self._env):
             raise NotAStoreError(f"{root} is not a nosync store: there is nothing in it to repair one from")
         self._lock = DirectoryLock(root)

@@ -38,6 +38,7 @@ from nosync.lsm.platform.layout import (
     PINS,
     REGISTERS,
     RELEASED,
+    RESTORING,
     SINKS,
     STUBS,
     STUBS_FROM,
@@ -60,8 +61,6 @@ from nosync.replication.remote.view import RemoteView, read_view, seen_manifests
 
 RESTORED = "restored"
 """The timeline on which a restored store goes on is called so, with a token of its own."""
-PLAN = "restoring.json"
-"""What an interrupted restore leaves: from where, and of what."""
 _REPLANS = 3
 
 
@@ -139,9 +138,9 @@ class _Restore:
                 f"{target} is {'a file' if target.is_file() else 'a store'} already: give a new directory"
             )
         there = env.list_dir(target)
-        if PLAN in there:
+        if RESTORING in there:
             try:
-                before = read_small(target / PLAN, env)
+                before = read_small(target / RESTORING, env)
             except CorruptionError:
                 before = {}
             if before != plan:
@@ -156,7 +155,7 @@ class _Restore:
             make_subdirectories(target, env)
             for name in env.list_dir(target / TEMPORARY_DIRECTORY):
                 env.unlink(target / TEMPORARY_DIRECTORY / name)
-        replace_small(target, target / PLAN, plan, env)
+        replace_small(target, target / RESTORING, plan, env)
         return not there
 
     def leave(self) -> None:
@@ -182,8 +181,8 @@ class _Restore:
         self._write_released(timelines)
         self._sync()
         write_marker(self._target, self._view.marker, self._env, has_stubs=bool(stubs))
-        with storage_errors("remove", self._target / PLAN):
-            self._env.unlink(self._target / PLAN)
+        with storage_errors("remove", self._target / RESTORING):
+            self._env.unlink(self._target / RESTORING)
             self._env.sync_dir(self._target)
         names = {name: timelines.last_sealed(name) for name in sorted(timelines.refs.names)}
         total = sum(placed.version.size_bytes for placed in [*layers, *others])

@@ -10,9 +10,11 @@ import pytest
 
 import nosync
 from nosync.lsm.errors import CompactedError, CorruptionError, InvalidInputError, RemoteError
+from nosync.lsm.platform.layout import RESTORING
+from nosync.lsm.store.repair import Repair
 from nosync.replication.remote.bucket import Bucket, UnavailableError
 from nosync.replication.remote.copying import copy_directory
-from nosync.replication.remote.restore import PLAN, restore
+from nosync.replication.remote.restore import restore
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.status import bucket_status
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
@@ -87,7 +89,7 @@ def test_every_file_is_the_original_one(made: tuple[nosync.Store, Bucket], tmp_p
     assert {name for name in original if not name.startswith("layers/")} == {
         n for n in new if not n.startswith("layers/")
     }
-    assert not (tmp_path / "new" / PLAN).exists()
+    assert not (tmp_path / "new" / RESTORING).exists()
 
 
 @pytest.mark.parametrize("as_of", [0, 3, 6])
@@ -204,7 +206,7 @@ def test_what_is_there_is_not_fetched_again(open_store: OpenStore, tmp_path: Pat
 
     plan = {"url": bucket.url, "store": first.store_id, "as_of": None, "branch": None}
     (tmp_path / "third" / "tmp").mkdir()
-    replace_small(tmp_path / "third", tmp_path / "third" / PLAN, plan, Env())
+    replace_small(tmp_path / "third", tmp_path / "third" / RESTORING, plan, Env())
     again = restore(bucket, tmp_path / "third")
     assert again.bytes == first.bytes
     assert again.fetched_bytes < first.fetched_bytes - first.bytes * 0.9
@@ -334,3 +336,22 @@ def test_status_of_a_bucket(made: tuple[nosync.Store, Bucket]) -> None:
     assert again.pins == {}
     assert again.nodes["embedded"].claim == 2
     assert again.used_bytes <= again.stored_bytes
+
+
+def test_an_interrupted_restore_is_no_store_that_lost_its_marker(open_store: OpenStore, tmp_path: Path) -> None:
+    store, bucket = open_store("original", settings=QUIET), SimulatedBucket()
+    epochs(store, range(10))
+    Copies(store, bucket).push()
+
+    def interrupt(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore(bucket, tmp_path / "new", as_of=4, progress=interrupt)
+    for call in (lambda: nosync.open(tmp_path / "new"), lambda: Repair(tmp_path / "new")):
+        with pytest.raises(
+            nosync.NosyncError, match="a restore from copies that was interrupted: say nosync restore again"
+        ):
+            call()
+    assert restore(bucket, tmp_path / "new", as_of=4).epoch == 4
+    nosync.open(tmp_path / "new").close()
