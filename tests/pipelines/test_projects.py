@@ -7,9 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.cli.run import _planned
 from nosync.pipelines.running import branch_off
 from tests.pipelines.projects import Project, Row
 from tests.pipelines.texts import MORE, SHOP, SMALL, SQL, counted
@@ -449,3 +451,16 @@ def test_what_a_run_says_names_epochs_and_what_is_read(small: Project) -> None:
     small.run(said=said.append)
     assert any(text.startswith("epoch 0: ") for text in said)
     assert any("FileSource" in text for text in said)
+
+
+def test_the_store_of_another_flow_is_left_alone_and_a_plan_makes_none(small: Project) -> None:
+    (small.root / "empty").mkdir()
+    assert _planned(small.declare(), small.root / "empty", alone=False) is None
+    assert not any((small.root / "empty").iterdir())
+    with nosync.open(small.root / "store") as store:
+        store.append("delays", t=0, rows=pa.table({"k": [1]}), key=["k"])
+        store.seal(0)
+    with pytest.raises(nosync.FlowError, match="has delays, and nothing of this project"):
+        small.run()
+    with nosync.open(small.root / "store", read_only=True) as store:
+        assert (store.last_sealed(), [*store.branches()]) == (0, ["main"])
