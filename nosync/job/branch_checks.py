@@ -80,7 +80,13 @@ def difference(
     of_views = {name for view in views for name in view.stages}
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
     reshaped = _reshaped(flow, changed, traces, directory)
-    reshaped |= {name for name in changed if _has_other_functions(flow.stages[name], functions.get(name, {}))}
+    reshaped |= {
+        name
+        for name in changed
+        if name in traces
+        and _has_other_functions(flow.stages[name], functions.get(name, {}))
+        and recorded_schema(traces[name], directory)[0] == flow.stages[name].key  # with another key it is refused
+    }
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
     _check_rows_are_kept(flow, anew, declared)
     replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
