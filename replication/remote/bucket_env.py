@@ -65,8 +65,7 @@ class BucketEnv(Env):
         self.view, self._directories, self._looked_s = view, directories, self._local.monotonic_s()
         if any(name.layer is not None for name in view.others):  # rarely: it reads all manifests
             ListedLayers(Timelines(self._root, self)).choose(view)
-        there = {self._root / path for name in view.files if name.layer is not None for path in _paths_of(name, view)}
-        self._partial = {path: partial for path, partial in self._partial.items() if path in there}
+        self._partial = {path: partial for path, partial in self._partial.items() if self._placed(path) is not None}
 
     def _refreshed(self) -> None:
         with self._lock:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.platform.layout import CHECKPOINTS
-from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.lsm.platform.opaque import checkpoint_of
+from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.remote.pack import Contents, Placed
 
 log = logging.getLogger("nosync.remote")
@@ -23,11 +24,6 @@ log = logging.getLogger("nosync.remote")
 _COARSEST_CLOCK_S = 2.0
 """Two changes of a directory within this time may have one time of change."""
 _OFFSETS, _COMMITS, _METADATA = "offsets", "commits", "metadata"
-
-
-def checkpoint_of(name: FileName) -> str:
-    """Returns the directory of the checkpoint that a file is kept in."""
-    return name.split("/")[1]
 
 
 def _of_batches(name: FileName) -> tuple[str, ...] | None:
@@ -83,13 +79,22 @@ class CheckpointCopies:
     def __init__(self, root: Path, env: Env, digest_of: Callable[[FileName], str | None]) -> None:
         self._root, self._env, self._digest_of = root, env, digest_of
         self._parted: set[str] = set()  # of these another history is in the bucket
-        self.found_another = False
-        """Whether another history was found, so that all files are to be looked at again: whoever does that takes it back."""
+        self._changed = ChangedFiles(root, env)
+        self._looks_at_all = False
         self._known: dict[FileName, tuple[Identity, str | None]] = {}
+
+    def names(self, *, looks_at_all: bool) -> list[FileName]:
+        """Returns the files that may be lacking: those in directories that changed since the last call; else all."""
+        if looks_at_all or self._looks_at_all:
+            self._changed, self._looks_at_all = ChangedFiles(self._root, self._env), False
+        paths = (str(path) for path in self._changed.since_last())
+        named = (parse_name(path) for path in paths if checkpoint_of(path) is not None)
+        return [name for name in named if name is not None]
 
     def is_lacking(self, name: FileName, mine: FileVersion | None, theirs: Sequence[FileVersion]) -> bool:
         """`mine`, `theirs`: what this node, and others, have put under the name."""
         checkpoint = checkpoint_of(name)
+        assert checkpoint is not None, "it is a file of one"
         if checkpoint not in self._parted:
             told = [*([] if mine is None else [mine]), *theirs]
             if not told:
@@ -98,7 +103,7 @@ class CheckpointCopies:
             if digest is None or all(one.digest == digest for one in told):
                 return False
             self._parted.add(checkpoint)
-            self.found_another = True
+            self._looks_at_all = True  # files that were the same as in the bucket are to be there beside them
             log.warning(
                 "checkpoint %s: another history of it is in the bucket, under the same name: all of this one is put beside it",
                 checkpoint,
@@ -121,8 +126,8 @@ def of_one_node(
     nodes: Mapping[str, Contents], files: dict[FileName, Placed], others: dict[FileName, list[Placed]]
 ) -> None:
     """Leaves, of each checkpoint of which nodes have several histories, the files of one of them."""
-    parted = {checkpoint_of(name) for name in others if name.is_opaque and _of_batches(name) is not None}
-    for checkpoint in sorted(parted):
+    found = {checkpoint_of(name) for name in others if name.is_opaque and _of_batches(name) is not None}
+    for checkpoint in sorted(filter(None, found)):
         held = {
             node: [one for one in contents.files() if _is_in(one.version.name, checkpoint)]
             for node, contents in nodes.items()

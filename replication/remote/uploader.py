@@ -9,20 +9,14 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-import pyarrow as pa
-
-from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.model.layer import Record
-from nosync.lsm.platform.env import storage_error
-from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
-from nosync.replication.remote.checkpoint_copies import ChangedFiles, CheckpointCopies
-from nosync.replication.remote.files import digest_of
+from nosync.replication.remote.checkpoint_copies import CheckpointCopies
+from nosync.replication.remote.files import NodeFiles
 from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.others import OtherNodes, Together, furthest
@@ -31,8 +25,6 @@ from nosync.replication.remote.reach import Reach
 from nosync.replication.remote.selection import not_needed, shrinking, uncovered
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.source import Source, opaque_files
-
-log = logging.getLogger("nosync.remote")
 
 _PACKS_PER_INDEX = 256
 _MOST_IN_VAIN = 5
@@ -48,10 +40,9 @@ class Uploader:
         self._others = others
         self._source, self.writer, self._settings = source, writer, settings
         self._root, self._env = source.directory.root, source.directory.env
-        self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
-        self._changed = ChangedFiles(self._root, self._env)
-        self._checkpoints = CheckpointCopies(self._root, self._env, self._read_digest)
-        self._reach = Reach(source.timelines, self._digest)
+        self._files = NodeFiles(self._root, self._env)
+        self._checkpoints = CheckpointCopies(self._root, self._env, self._files.read_digest)
+        self._reach = Reach(source.timelines, self._files.digest_of_small)
         self._builder = PackBuilder()
         self._waiting: dict[FileName, FileVersion | None] = {}  # what goes next; of small files no version is known yet
         self._large: dict[FileName, FileVersion] = {}  # what goes as objects of its own
@@ -59,8 +50,11 @@ class Uploader:
         self._dropped: list[str] = []
         self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
-        self.damaged: dict[str, str] = {}
-        """Files that are not copied because they are damaged here, and why."""
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Returns files that are not copied because they are damaged here, and why."""
+        return self._files.damaged
 
     @property
     def waiting_bytes(self) -> int:
@@ -105,7 +99,7 @@ class Uploader:
             wanted |= {one.name: one for one in shrinking(layers.values(), held, layers.__contains__)}
             self._find_dropped(layers)
             self._forget_discarded()
-            self.damaged = {name: why for name, why in self.damaged.items() if self._env.exists(self._root / name)}
+            self._files.forget_gone()
         wanted |= self._moved()
         going = {version.name for version in self._going()}
         files = [name for name in (*names, *self._waiting) if name.layer is None and self._is_lacking(name)]
@@ -134,7 +128,7 @@ class Uploader:
             return self._checkpoints.is_lacking(name, mine, [one for one in theirs if one is not None])
         if not any(name in one for one in self._inventories):
             return not any(one.has_archived(name) for one in self._inventories)
-        digest = self._digest(PurePosixPath(name))
+        digest = self._files.digest_of_small(PurePosixPath(name))
         if digest is None:  # it is gone
             return False
         if self._others is not None:
@@ -142,18 +136,6 @@ class Uploader:
         mine, *theirs = (one.get(name) for one in self._inventories)
         told = theirs if mine is None else [mine]
         return any(one is not None and one.digest != digest for one in told)
-
-    def _digest(self, path: PurePosixPath) -> str | None:
-        """Returns the digest of a small file of this node. None: there is none, or it is damaged."""
-        known = self._digests.get(path) or self._read_digest(FileName(str(path)))
-        if known is not None:
-            self._digests[path] = known
-        return known
-
-    def _read_digest(self, name: FileName) -> str | None:
-        data = self._read(name)
-        version = None if data is None else self._checked(name, data)
-        return None if version is None else version.digest
 
     @property
     def _inventories(self) -> list[Inventory]:
@@ -200,61 +182,29 @@ class Uploader:
         """Drops what an operator discarded here for another node's contents: those go in its place."""
         for name, digest in self._source.discarded().items():
             held = self.writer.contents.inventory.get(name)
-            self._digests.pop(PurePosixPath(name), None)
+            self._files.forget(PurePosixPath(name))
             if held is not None and held.digest == digest and held.name.layer is None:
                 self._moving.add(held.name)
 
     def _take_checkpoints(self, *, looks_at_all: bool) -> None:
-        changed = [path for path in self._changed.since_last() if checkpoint_of(str(path)) is not None]
-        paths = opaque_files(self._source) if looks_at_all else changed
-        names = [name for path in paths if (name := parse_name(str(path))) is not None]
         going = {version.name for version in self._going()}
+        names = self._checkpoints.names(looks_at_all=looks_at_all)
         self._waiting |= {name: None for name in names if name not in going and self._is_lacking(name)}
-        self._looks_at_all |= self._checkpoints.found_another
-        self._checkpoints.found_another = False
 
     def _take(self, name: FileName) -> None:
-        data = self._read(name)
+        data = self._files.read(name)
         if data is None:
             self._looks_at_all = True  # it was merged or archived: what stands for it goes
             return
-        version = self._checked(name, data)
+        version = self._files.checked(name, data)
         if version is None:
             return
         if name.layer is None:
-            self._digests[PurePosixPath(name)] = version.digest
+            self._files.note(version)
         if version.size_bytes >= self._settings.large_bytes:
             self._large[name] = version
         else:
             self._builder.add(version, data.to_pybytes())
-
-    def _read(self, name: FileName) -> pa.Buffer | None:
-        """Returns the bytes of a file; None where it is gone."""
-        path = self._root / name
-        try:
-            return self._env.map(path)
-        except FileNotFoundError:
-            return None
-        except CorruptionError as error:  # of the bucket that a lazily restored store comes from
-            self.damaged[str(name)] = str(error)
-            return None
-        except RemoteError as error:  # it is looked for again with all others
-            log.warning("not copied yet: %s", error)
-            return None
-        except OSError as error:
-            raise storage_error("read", path, error) from error
-
-    def _checked(self, name: FileName, data: pa.Buffer) -> FileVersion | None:
-        """Returns what a file is; None where it is damaged, which is for this node to mend."""
-        try:
-            version = FileVersion(name, digest_of(name, data, str(self._root / name)), data.size)
-        except CorruptionError as error:
-            if str(name) not in self.damaged:
-                log.warning("not copied: %s", error)
-            self.damaged[str(name)] = str(error)
-            return None
-        self.damaged.pop(str(name), None)
-        return version
 
     # --- putting it ---------------------------------------------------------------------------------------------------
 
@@ -289,15 +239,15 @@ class Uploader:
             most_bytes = end_bytes - self.writer.sent_bytes
             if most_bytes <= 0:
                 return
-            data = self._read(name)
+            data = self._files.read(name)
             has_begun = self.writer.has_begun(version)
-            if data is not None and (has_begun or self._checked(name, data) == version):
+            if data is not None and (has_begun or self._files.checked(name, data) == version):
                 view = memoryview(data).cast("B")
                 placed = self.writer.put_large(version, view, self._settings.large_bytes, most_bytes)
                 if placed is None:
                     return
                 # Its parts may be hours apart.
-                if not has_begun or self._checked(name, data) == version:
+                if not has_begun or self._files.checked(name, data) == version:
                     self._large_put.append(placed)
             else:
                 self._looks_at_all = self._looks_at_all or data is None  # merged away: what stands for it goes
