@@ -86,8 +86,6 @@ class Pins:
             with parsed("a pin", str(self._root / element.path)):
                 return pin_of(fields)
         except CorruptionError as error:
-            error.args = (
-                f"{error}; all history is kept until it is removed, or put back from a backup",
-                *error.args[1:],
-            )
-            raise
+            raise CorruptionError(
+                f"{error}; all history is kept until it is removed, or put back from a backup"
+            ) from error

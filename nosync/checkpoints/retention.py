@@ -125,7 +125,9 @@ def garbage_of(data: Path, env: Env, only: str | None = None) -> list[PurePosixP
             if generation < keep.generation:
                 found += _all_of(data, directory_of(name, generation), env)
         try:
-            gone = garbage(keep, kept_batches(keep), {one.batch for one in pins(keep)})
+            gone, named = set[str](), None
+            while (now := elements(data, _directory(keep), env)) != named:  # again where a pin came meanwhile
+                named, gone = now, garbage(keep, kept_batches(keep), {one.batch for one in pins(keep)})
         except NosyncError as error:
             log.error("checkpoint %s: nothing is removed: %s", name, error)
             continue
@@ -139,10 +141,7 @@ def clean(keep: Keep) -> int:
 
     Where a pin cannot be read nothing goes.
     """
-    held = set(pins(keep))
     gone = garbage_of(keep.data, keep.env, keep.name)
-    if set(pins(keep)) - held:  # one came meanwhile: what it needs is looked for anew
-        return clean(keep)
     for path in gone:
         with storage_errors("remove", keep.data / path):
             keep.env.unlink(keep.data / path)

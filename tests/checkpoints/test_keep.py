@@ -7,18 +7,18 @@ import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path, PurePosixPath
 
 import google_crc32c
 import pytest
 
 import nosync
-from nosync.checkpoints import retention
 from nosync.checkpoints.follow import Follower
 from nosync.checkpoints.keep import Keep, files_below, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import fork, restore
-from nosync.checkpoints.retention import CheckpointPin, clean, garbage, garbage_of, pin, pins, set_kept_batches, unpin
+from nosync.checkpoints.retention import garbage, garbage_of, set_kept_batches
 from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.facts.or_set import add_element
@@ -425,61 +425,14 @@ def test_what_a_killed_process_linked_is_synced_by_the_next(tmp_path: Path) -> N
         assert {keep.root / path for path in keep.index.paths()} <= set(synced), n
 
 
-def test_pins(tmp_path: Path) -> None:
-    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
-    query.run(3)
+def test_a_keep_is_copied_as_files(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "rocksdb"), Keep(tmp_path / "data", "q", Env())
+    query.run(6)
     follow(query, keep)
-    assert pin(keep, "before", 1) == pin(keep, "before", 1)
-    with pytest.raises(InvalidInputError, match="pin 'before' holds batch 1"):
-        pin(keep, "before", 2)
-    assert [(p.name, p.batch) for p in pins(Keep(tmp_path / "data", "q", Env()))] == [("before", 1)]
-    unpin(keep, "before")
-    assert pins(keep) == []
-    with pytest.raises(InvalidInputError, match="has no pin 'before'"):
-        unpin(keep, "before")
-
-
-def test_a_pin_that_comes_while_files_are_removed_holds_or_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
-    for _ in range(12):
-        query.run()
-        follow(query, keep)
-    other, real, calls = Keep(tmp_path / "data", "q", Env()), retention.pins, list[int]()
-    set_kept_batches(keep, 3)
-
-    def meanwhile(of: Keep) -> list[CheckpointPin]:
-        found = real(of)
-        if of is keep and not calls:
-            calls.append(1)
-            pin(other, "before", 2)  # after this process has read which there are
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(retention, "pins", meanwhile)
-        clean(keep)
-    assert calls
-    assert open_keep(tmp_path / "data", "q", Env()).at(2) == 2
-    unpin(keep, "before")
-    assert clean(keep) > 0
-    with pytest.raises(NotAvailableError):
-        pin(other, "late", 2)  # its index still has what is gone
-    assert pins(keep) == []
-    add_element(keep.data, PurePosixPath("checkpoints/q/pins"), "lost", {"name": "lost", "batch": 2}, keep.env)
-    assert clean(keep) == 0
-    assert "nothing is removed, for batch 2 is pinned and cannot be gone on from" in caplog.text
-
-
-def test_a_damaged_pin_is_named(tmp_path: Path) -> None:
-    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
-    query.run(1)
-    follow(query, keep)
-    pin(keep, "p")
-    (path,) = (keep.root / "pins").iterdir()
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(CorruptionError, match="pins/p-"):
-        pins(keep)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    there, made = contents(query.root), open_keep(tmp_path / "copy", "q", Env())
+    found = contents(restore(made, tmp_path / "again", 4).path)
+    assert found == {path: there[path] for path in found}
 
 
 def test_a_rewind_lets_go_of_entries_that_no_batch_before_read(tmp_path: Path) -> None:
