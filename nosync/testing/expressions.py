@@ -22,7 +22,10 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
 
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`|'(?:[^'\\])*'|\d+L?\b|\w+|<=>|<>|!=|<=|>=|==|[-+*%/=<>(),.])|(\S))")
+_TOKEN = re.compile(
+    r"\s*(?:(`(?:[^`]|``)+`|'(?:[^'\\])*'|\d+L?\b|\w+|<=>|<>|!=|<=|>=|==|-(?!-)|[+*%/=<>(),.])|(--|\S))"
+)
+"""Two minus signs begin a comment, and are not minus a minus."""
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 """As in nosync.spark.expressions: what is named so is computed by that text alone."""
 _COMPARISONS = {
@@ -118,15 +121,10 @@ class _Parser:
     def __init__(self, stage: Stage, text: str, given: pa.Schema) -> None:
         self._stage, self._text, self._given, self._at = stage, text, given, 0
         self._tokens: list[str] = []
-        end = 0
-        for token in _TOKEN.finditer(text):
-            good, bad = token.groups()
+        for good, bad in _TOKEN.findall(text):
             if bad:
                 raise _NeedsSpark(f"{bad!r} in {text!r}")
-            if good == "-" and text[end - 1 : end] == "-" and token.start(1) == end:
-                raise _NeedsSpark(f"a comment in {text!r}")  # and not minus a minus
             self._tokens.append(good)
-            end = token.end()
 
     def whole(self) -> _Typed:
         """Returns the expression that the text is."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -280,8 +281,9 @@ def _cleared(column: pa.Array) -> pa.Array:
         made = [pc.if_else(column.is_valid(), *pair) for pair in zip(below, nothing, strict=True)]
         return pa.StructArray.from_arrays(made, fields=fields, mask=column.is_null())
     if pa.types.is_list(type_):
-        mask = column.is_null() if column.null_count else None
-        return pa.ListArray.from_arrays(column.offsets, _cleared(column.values), type=type_, mask=mask)
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, _cleared(column.flatten()), type=type_, mask=column.is_null())
     return column
 
 

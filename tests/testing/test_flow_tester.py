@@ -427,3 +427,17 @@ def test_what_lies_under_nulls_is_no_part_of_a_layer() -> None:
         assert tester.read("once").column("one").to_pylist() == [{"a": 1.0, "b": "x"}, None]
         found.append(tester.digests())
     assert found[0] == found[1] == found[2]
+
+
+def test_rows_may_be_a_part_of_a_table() -> None:
+    flow = nosync.Dataflow("nested")
+    flow.source("rows", "k int, many array<struct<a: int>>, one struct<b: array<int>>")
+    tester = FlowTester(flow)
+    many = [[{"a": 1}], None, [], [None, {"a": 2}], [{"a": None}], None]
+    one = [{"b": [1]}, None, {"b": None}, {"b": []}, {"b": [2, None]}, None]
+    types = pa.list_(pa.struct([("a", pa.int32())])), pa.struct([("b", pa.list_(pa.int32()))])
+    table = pa.table(
+        {"k": pa.array(range(6), pa.int32()), "many": pa.array(many, types[0]), "one": pa.array(one, types[1])}
+    )
+    tester.advance({"rows": table.slice(1, 4)})
+    assert tester.read("rows").select(["k", "many", "one"]).to_pylist() == table.slice(1, 4).to_pylist()
