@@ -7,6 +7,7 @@ epoch. The transaction of an epoch moves that row on from the epoch before. If i
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,7 +56,10 @@ class SqlSink(TableSink):
         import sqlalchemy as sa  # noqa: PLC0415
 
         try:
-            return sa.create_engine(self.url)
+            url = sa.make_url(self.url)
+            if url.get_backend_name() == _SQLITE and url.database and not url.database.startswith((":", "file:")):
+                url = url.set(database=os.path.abspath(url.database))  # after a chdir it would be another one
+            return sa.create_engine(url)
         except ImportError as error:
             raise InvalidInputError(
                 f"the driver of this database is not installed: pip install {error.name}, or say another one, as in "

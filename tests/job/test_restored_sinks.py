@@ -132,3 +132,12 @@ def test_a_delta_table_of_a_relative_path_stays_where_it_is(tmp_path: Path, monk
     monkeypatch.chdir("/")
     assert sink.path == str(tmp_path / "orders")
     assert nosync.DeltaSink("s3://bucket/orders").path == "s3://bucket/orders"
+
+
+def test_a_database_of_a_relative_path_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    sink = nosync.SqlSink("sqlite:///orders.db", "orders")
+    monkeypatch.chdir("/")
+    assert sink._connected.url.database == str(tmp_path / "orders.db")
+    assert nosync.SqlSink("sqlite://", "orders")._connected.url.database is None
