@@ -79,14 +79,7 @@ def difference(
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
-    reshaped = _reshaped(flow, changed, traces, directory)
-    reshaped |= {
-        name
-        for name in changed
-        if name in traces
-        and _has_other_functions(flow.stages[name], functions.get(name, {}))
-        and recorded_schema(traces[name], directory)[0] == flow.stages[name].key  # with another key it is refused
-    }
+    reshaped = _reshaped(flow, changed, traces, directory, functions)
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
     _check_rows_are_kept(flow, anew, declared)
     replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
@@ -156,18 +149,24 @@ def _check_states_fit(
 
 
 def _reshaped(
-    flow: BoundFlow, changed: Iterable[str], traces: Mapping[str, TraceId], directory: LayerDirectory
+    flow: BoundFlow,
+    changed: Iterable[str],
+    traces: Mapping[str, TraceId],
+    directory: LayerDirectory,
+    functions: Mapping[str, Mapping[str, Any]],
 ) -> set[str]:
-    """Returns the stages that find a row which goes by all that it holds of it, and hold other columns now, or in another
-    order: what they hold of rows before would not be found again.
+    """Returns the stages that have no use for what they hold: who find a row that goes by all that is in it, and hold other
+    columns now, or in another order; and aggregates by other functions. With another key these are refused.
     """
-    stages = [flow.stages[name] for name in changed if name in traces and flow.stages[name].kind in _BY_CONTENTS]
-    return {
-        stage.name
-        for stage in stages
-        if _changing_input(flow, stage) is not None
-        and recorded_schema(traces[stage.name], directory)[1].names != stage.schema.names
-    }
+    found = set()
+    for stage in (flow.stages[name] for name in changed if name in traces):
+        key, schema = recorded_schema(traces[stage.name], directory)
+        finds_by_contents = stage.kind in _BY_CONTENTS and _changing_input(flow, stage) is not None
+        if (finds_by_contents and schema.names != stage.schema.names) or (
+            key == stage.key and _has_other_functions(stage, functions.get(stage.name, {}))
+        ):
+            found.add(stage.name)
+    return found
 
 
 def _has_other_functions(stage: BoundStage, before: Mapping[str, Any]) -> bool:
