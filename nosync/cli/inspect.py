@@ -201,10 +201,7 @@ def diff(
 def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html: Path, *, as_json: bool) -> None:
     from nosync.html_diff.page import diff_page  # noqa: PLC0415 - matplotlib takes a second to import
 
-    if html.exists() and html.suffix.lower() not in (
-        ".html",
-        ".htm",
-    ):  # a page is often made again, and nothing else is
+    if html.exists() and html.suffix.lower() not in _PAGES:
         raise InvalidInputError(f"{html} is there, and is no page by its name: give another name, such as {html}.html")
     with read_only(path) as store, progress("comparing", quiet=as_json) as advance:
         page = diff_page(store, stage, a, b, as_of, progress=lambda done, of: advance(done, of, ""))
@@ -216,6 +213,8 @@ def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html
         out.print(f"wrote {escape(str(html))} ({size_text(html.stat().st_size)}): open it in any browser")
 
 
+_PAGES = (".html", ".htm")
+"""Pages are often made again; a file of another kind is not replaced."""
 _DIFF_KINDS = {"changed": "keys changed", "only_a": "only in a", "only_b": "only in b"}
 
 
