@@ -26,7 +26,7 @@ from nosync.lsm.columnar.table_diff import compare, show_key, with_key_of
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
-from nosync.lsm.manifests.branches import MAIN, Timeline
+from nosync.lsm.manifests.branches import MAIN, Refs, Timeline
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
@@ -223,20 +223,13 @@ class StoreReader:
 
     def branches(self) -> dict[str, Timeline]:
         """Returns, by name, the timeline of each branch: which timeline it comes from, and at which epoch."""
-        refs = self._timelines().refs
+        refs = self.refs
         return {name: refs.timelines[timeline] for name, timeline in refs.names.items()}
 
     def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
         """Returns the epoch at which each stage began anew on the way to a branch, from all rows that were there."""
-        refs = self._timelines().refs
+        refs = self.refs
         return refs.anew(refs.timeline_of(branch).id)
-
-    def begins_of(self, timeline: str) -> tuple[dict[str, str], dict[str, int]]:
-        """Returns on which timeline each stage began that shares nothing with the one before, and at which epoch others
-        began anew, on the way to a timeline.
-        """
-        refs = self._timelines().refs
-        return refs.begins(timeline), refs.anew(timeline)
 
     def replaced_from(self, stage: str, branch: str = MAIN) -> int | None:
         """Returns the epoch at which a stage began anew with another key or other columns, so that nothing that it had
@@ -245,9 +238,10 @@ class StoreReader:
         begin = replaced_at(self._timelines().history(stage, branch), END_OF_TIME)
         return None if begin is None else epoch_of(begin)
 
-    def timelines_by_id(self) -> dict[str, Timeline]:
-        """Returns every timeline that a branch is, or comes from."""
-        return dict(self._timelines().refs.timelines)
+    @property
+    def refs(self) -> Refs:
+        """Returns every timeline that a branch is, or comes from, as they are now."""
+        return self._timelines().refs
 
     def sealed_at(self, t: int, branch: str = MAIN) -> datetime | None:
         """Returns when an epoch was sealed, by the clock of the node that did it, in UTC; None where that is not

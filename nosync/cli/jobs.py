@@ -34,9 +34,8 @@ from nosync.cli.console import (
 )
 from nosync.cli.sessions import spark_session, start_session
 from nosync.flow.views import NoSessionError
-from nosync.job.meanings import recorded_meanings
 from nosync.job.recovery_planner import lost_manifest
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
@@ -44,9 +43,7 @@ from nosync.spark.java import launch_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nosync.flow.binder import Analyze
     from nosync.job.replay import ReplayPlanner
-    from nosync.lsm.manifests.manifest import Manifest
 
 
 FLOW = click.option(
@@ -267,46 +264,27 @@ def _explained(
     flow: nosync.Dataflow, store: Store, spark: SparkSession, stage: str, key: Mapping[str, Any], as_of: AsOf | None,
     branch: str, *, quiet: bool,
 ) -> nosync.Explanation:  # fmt: skip
-    from nosync.flow.binder import bind  # noqa: PLC0415
     from nosync.job.explain import explain as trace_back  # noqa: PLC0415
+    from nosync.job.flow_versions import bound_as_on, check_recorded_by  # noqa: PLC0415
     from nosync.spark.expressions import Analyzer, evaluator  # noqa: PLC0415
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
     t = None if as_of is None else store.epoch_as_of(as_of, branch)
-    last = store.last_sealed(branch)
-    recorded = None if last is None else store.manifest(last, branch)
-    analyze = Analyzer(spark, expression_settings(spark))
-    at = last if t is None else t
-    if at is not None:
-        _check_recorded_by(flow, store, stage, store.manifest(at, branch), analyze)
-    bound = bind(
-        flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), meanings=recorded_meanings(recorded),
-    )  # fmt: skip
+    at = store.last_sealed(branch) if t is None else t
+    manifest = None if at is None else store.manifest(at, branch)
+    if manifest is None:
+        raise NotAvailableError(
+            f"branch {branch} has no epoch{'' if at is None else f' {at}'}: nothing can be explained"
+        )
+    bound = bound_as_on(manifest, flow, store.refs, parse_ddl, Analyzer(spark, expression_settings(spark)))
+    if stage in bound.stages:
+        check_recorded_by(bound, manifest, stage)
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, t, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
             progress=lambda done, of: advance(done, of, "stages"),
         )  # fmt: skip
-
-
-def _check_recorded_by(
-    flow: nosync.Dataflow, store: Store, stage: str, manifest: Manifest | None, analyze: Analyze
-) -> None:
-    """Raises FlowError where other code recorded an epoch: what it would say of a value is not how that came about."""
-    from nosync.flow.binder import bind  # noqa: PLC0415
-    from nosync.job.flow_versions import check_recorded_by  # noqa: PLC0415
-    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
-
-    if manifest is None or stage not in {declared.name for declared in flow.stages}:
-        return
-    begins, anew = store.begins_of(manifest.timeline)
-    recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-    bound = bind(
-        flow, parse_ddl, analyze, sources={one.name: recorded[one.name] for one in flow.sources if one.name in recorded},
-        begins=begins, bootstrap_at=anew, meanings=recorded_meanings(manifest),
-    )  # fmt: skip
-    check_recorded_by(bound, manifest, stage)
 
 
 @cli.command()

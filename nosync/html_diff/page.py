@@ -145,7 +145,7 @@ def _template() -> jinja2.Template:
 def _fork(store: Store, a: str, b: str) -> int | None:
     """Returns the last epoch that both timelines have in common; None where they have none."""
     branches = store.branches()
-    timelines: dict[str, Timeline] = {timeline.id: timeline for timeline in store.timelines_by_id().values()}
+    timelines: dict[str, Timeline] = {timeline.id: timeline for timeline in store.refs.timelines.values()}
 
     def ends(name: str) -> dict[str, float]:
         """Returns for each timeline of the branch's lineage up to which epoch it belongs to the branch."""

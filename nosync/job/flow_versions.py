@@ -20,6 +20,7 @@ from nosync.flow.persistence import DISK, show_level
 from nosync.job.meanings import recorded_meanings
 from nosync.job.position import Position
 from nosync.lsm.errors import FlowError
+from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import StoreBackend
@@ -66,7 +67,7 @@ class FlowVersions:
         manifest = self.manifest(t)
         if manifest is None:
             return self.flow
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        recorded = fingerprints_of(manifest)
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources if stage.name in recorded}
         placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
@@ -150,21 +151,14 @@ class FlowVersions:
         timeline = self._node.timelines.timeline(self._position.branch)
         may_differ = set(timeline.changed) if manifest.timeline != timeline.id else set()
         self._check_sources(manifest)
+        if manifest.timeline == timeline.parent:
+            self._check_is_other_code(manifest, may_differ)
         assert last is not None, "there is a manifest"
         stages = self.at(last).stages
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        recorded = fingerprints_of(manifest)
         changed = [
             n for n, s in stages.items() if n in recorded and recorded[n] != s.fingerprint and n not in may_differ
         ]
-        inputs = {source.name for source in self.flow.sources}
-        same = [
-            n for n in may_differ - inputs if n in recorded and n in stages and recorded[n] == stages[n].fingerprint
-        ]
-        if same:
-            raise FlowError(
-                f"{self._position.branch} has other code after epoch {last} than before it, in stage {min(same)}, and this flow "
-                "has the code before: give the flow that the branch, or the upgrade, was made with"
-            )
         added = [s.name for s in self.flow.recorded if s.name not in recorded and s.name not in may_differ]
         dropped = [n for n in recorded if n not in stages and n not in may_differ]
         if changed:
@@ -183,11 +177,23 @@ class FlowVersions:
                 "Job(..., upgrade=True) or `nosync upgrade`"
             )
 
+    def _check_is_other_code(self, manifest: Manifest, changed: Collection[str]) -> None:
+        """Raises FlowError where a new timeline is said to have other code than its parent, and the flow has the parent's."""
+        before = bound_as_on(manifest, self.declared, self._node.timelines.refs, self._parse_ddl, self._analyze).stages
+        recorded = fingerprints_of(manifest)
+        sources = {source.name for source in self.flow.sources}
+        same = {n for n in changed if n in recorded and n in before and before[n].fingerprint == recorded[n]} - sources
+        if same:
+            raise FlowError(
+                f"{self._position.branch} has other code after epoch {manifest.t} than before it, in stage {min(same)}, and this "
+                "flow has the code before: give the flow that the branch, or the upgrade, was made with"
+            )
+
     def _check_sources(self, manifest: Manifest) -> None:
         """Raises FlowError where no timeline of this lineage gives a source its fingerprint: its columns changed."""
         timeline = self._node.timelines.timeline(self._position.branch)
         salts = ["" if o.id == MAIN_TIMELINE else o.id for o in self._node.timelines.refs.lineage(timeline.id)]
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        recorded = fingerprints_of(manifest)
         known = [source_fingerprints(self.declared, self._parse_ddl, salt=salt) for salt in salts]
         for stage in self.flow.sources:
             fingerprint = recorded.get(stage.name)
@@ -225,11 +231,27 @@ class FlowVersions:
                 )
 
 
+def fingerprints_of(manifest: Manifest) -> dict[str, str]:
+    """Returns, by stage, with which fingerprint it was recorded."""
+    return {entry.id.trace.stage: entry.id.trace.fingerprint for entry in manifest.entries}
+
+
+def bound_as_on(
+    manifest: Manifest, flow: Dataflow, refs: Refs, parse_ddl: Callable[[str], pa.Schema], analyze: Analyze
+) -> BoundFlow:
+    """Returns a flow as it is on the timeline of an epoch, from the sources that the epoch has."""
+    recorded, timeline = fingerprints_of(manifest), manifest.timeline
+    return bind(
+        flow, parse_ddl, analyze, sources={one.name: recorded[one.name] for one in flow.sources if one.name in recorded},
+        begins=refs.begins(timeline), bootstrap_at=refs.anew(timeline), meanings=recorded_meanings(manifest),
+    )  # fmt: skip
+
+
 def check_recorded_by(flow: BoundFlow, manifest: Manifest, stage: str) -> None:
-    """Raises FlowError where a stage, or what it is computed from, has other code than what recorded an epoch. `flow`: bound
-    as on the timeline of the epoch.
+    """Raises FlowError where a stage, or what it is computed from, has other code than what recorded an epoch. `flow`: as
+    `bound_as_on` returns it.
     """
-    recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+    recorded = fingerprints_of(manifest)
     for name in (stage, *flow.ancestors(stage)):
         if name in recorded and recorded[name] != flow.stages[name].fingerprint:
             raise FlowError(

@@ -133,7 +133,7 @@ def here(
 
 
 @pytest.mark.long
-def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> None:
     """As from a shell, in a directory with the flow's module in it; one of them really so, the others in this session."""
     (tmp_path / "my_job.py").write_text(FLOW)
     import my_job  # type: ignore[import-not-found]
@@ -167,14 +167,6 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command, capsys
     }
     assert before_it.keys() & {*Path("s", "jobs").rglob("*.json")}
     assert after_it == before_it, "a job that runs on the branch would be stopped"
-    for command in (
-        ["replay", "s", "strict", "--flow", "my_job:make"],
-        ["explain", "s", "sums", "--key", "k=b", "--flow", "my_job:strict"],
-    ):
-        with pytest.raises(SystemExit):
-            main(command)
-        said = " ".join(capsys.readouterr().err.split())
-        assert "this flow has the code before" in said or "Give the flow that recorded it" in said
     report = run("replay", "s", "strict", "--flow", "my_job:strict")
     assert (report["layers_computed"], report["layers_shared"]) == (8, 4)
     with nosync.open(tmp_path / "s", read_only=True) as read:
@@ -214,6 +206,30 @@ def make(bar=10):
 def lower():
     return make(3)
 """
+
+
+def test_other_code_than_what_recorded_it_is_refused(
+    spark: SparkSession, tmp_path: Path, here: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other_bars.py").write_text(FLOW_OF_BARS)
+    import other_bars  # type: ignore[import-not-found]
+
+    with nosync.open(tmp_path / "s") as store:
+        job = nosync.Job(other_bars.make(), store, spark=spark, shards=1)
+        for t in range(2):
+            job.advance(t, {"rows": spark.createDataFrame(pa.table({"k": ["a"], "v": [6]}))})
+        job.branch("lower", at=0, replace={"high": "total > 3"})
+    for command, why in (
+        (["replay", "s", "lower", "--flow", "other_bars:make"], "in stage high, and this flow has the code before"),
+        (["explain", "s", "high", "--key", "k=a", "--flow", "other_bars:lower"], "Give the flow that recorded it"),
+    ):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert why in " ".join(capsys.readouterr().err.split())
+    assert here("explain", "s", "high", "--key", "k=a", "--flow", "other_bars:make")["value"] == [
+        {"k": "a", "total": 12}
+    ]
+    assert here("replay", "s", "lower", "--flow", "other_bars:lower")["layers_computed"] == 1
 
 
 @pytest.mark.long
