@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.joins import distinct
+from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Indices, as_array
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import hash32
@@ -41,7 +42,7 @@ def source_of(table: str) -> str:
 
 
 @dataclass(frozen=True)
-class NewestRows:
+class NewestRows(OwnFunction):
     """The function of an update that holds a table: the row that each key has after an epoch's changes."""
 
     table: str

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.joins import distinct
+from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.columnar.columns import Bools, Indices, as_array
 from nosync.lsm.columnar.hashing import hash32
 
@@ -83,7 +84,7 @@ class OverColumn:
 
 
 @dataclass(frozen=True)
-class OverPartition:
+class OverPartition(OwnFunction):
     """A function of rows of whole partitions, which adds columns to them."""
 
     key: tuple[str, ...]
@@ -93,7 +94,7 @@ class OverPartition:
     """Columns that are only there for this, and not in the result."""
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        made = _Partitions.of(rows, self.key, self.order)
+        made = Partitions.of(rows, self.key, self.order)
         back = np.empty(rows.num_rows, dtype=np.int64)
         back[made.by_place] = np.arange(rows.num_rows)
         for column in self.columns:
@@ -103,7 +104,7 @@ class OverPartition:
 
 
 @dataclass(frozen=True)
-class _Partitions:
+class Partitions:
     """Rows in order of partition and place. All arrays but the first are by that order."""
 
     by_place: Indices
@@ -118,7 +119,7 @@ class _Partitions:
     order: tuple[Order, ...] = ()
 
     @classmethod
-    def of(cls, rows: pa.Table, key: Sequence[str], order: Sequence[Order]) -> _Partitions:
+    def of(cls, rows: pa.Table, key: Sequence[str], order: Sequence[Order]) -> Partitions:
         n = rows.num_rows
         partition: Indices = np.zeros(n, dtype=np.int64)
         if key:

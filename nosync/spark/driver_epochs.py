@@ -32,8 +32,7 @@ from nosync.flow.bind_keyed import with_one_key
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JvmOptions
-from nosync.flow.tables import NewestRows
-from nosync.kernels.over_partition import OverPartition
+from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
 from nosync.runtime.epoch_plan import EpochPlan, Reports
@@ -41,8 +40,6 @@ from nosync.runtime.local_part import run_epoch
 from nosync.runtime.scan import ParquetFile, read_few, why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.generators import Explode, Replicate
-from nosync.spark.plans.whole_groups import WholeGroups
 from nosync.spark.selecting import selected
 from nosync.spark.session import DRIVER_FUNCTIONS_ENABLED, DRIVER_MAX_BYTES, is_enabled
 
@@ -55,8 +52,6 @@ _LEAST_ROWS, _TIMES_AS_MANY = 1_000, 4
 """How many rows are fetched to see whether there are more; and how many times as many as the epoch before had."""
 _LEAST_ROW_BYTES, _TEXT_BYTES = 40, 16
 """For so many bytes a row counts at least: of 100,000 rows, however narrow, Spark's tasks are as quick (driver_epochs)."""
-_OURS = (NewestRows, OverPartition, WholeGroups, Explode, Replicate)
-"""Functions of stages that users did not write."""
 
 
 class _BySpark(Exception):
@@ -147,7 +142,7 @@ def _check_kind(spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]
 
 def _has_function_of_user(stage: BoundStage) -> bool:
     function = stage.function
-    return not (function is None or isinstance(function, _OURS) or function is with_one_key)
+    return not (function is None or isinstance(function, OwnFunction) or function is with_one_key)
 
 
 def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, Sequence[ParquetFile]]) -> dict[str, pa.Table]:

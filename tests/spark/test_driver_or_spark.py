@@ -115,6 +115,27 @@ def test_flows_of_other_kinds_are_run_by_spark(
     assert in_driver == []
 
 
+def test_functions_that_come_with_views_are_run_by_the_driver(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, open_store: OpenStore
+) -> None:
+    from nosync.spark.driver_epochs import DriverEpochs
+
+    caplog.set_level("DEBUG", "nosync")
+    flow = nosync.Dataflow("f")
+    flow.table("t", "id bigint, k string, x bigint", key=["id"])
+    queries = [
+        "SELECT id FROM t ORDER BY x, id LIMIT 3",
+        "SELECT id, sum(x) OVER (PARTITION BY k) AS s FROM t",
+        "SELECT id FROM t WHERE x > (SELECT x FROM t WHERE id = 1)",
+        "SELECT k FROM t INTERSECT ALL SELECT k FROM t WHERE x > 1",
+        "SELECT count(*) AS n FROM t",
+    ]
+    for i, query in enumerate(queries):
+        flow.sql(f"v{i}", query, spark=spark)
+    bound = nosync.Job(flow, open_store(), spark=spark, shards=2).flow.fused
+    assert DriverEpochs().may_run(spark, bound, [PLAN]), caplog.text
+
+
 def test_a_setting_that_is_no_size_is_an_error_that_names_it(spark: SparkSession, open_store: OpenStore) -> None:
     job = job_of(by_id, spark, open_store())
     with (

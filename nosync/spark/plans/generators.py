@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
 from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from nosync.spark.expressions import quoted
@@ -20,7 +21,7 @@ _VERSION = "nosync explode 1"
 
 
 @dataclass(frozen=True)
-class Explode:
+class Explode(OwnFunction):
     """Makes a row of each element of a list."""
 
     list: str
@@ -55,7 +56,7 @@ class Explode:
 
 
 @dataclass(frozen=True)
-class Replicate:
+class Replicate(OwnFunction):
     """Makes as many of each row as a column says."""
 
     times: str

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.joins import distinct
+from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import hash32
 
@@ -29,7 +30,7 @@ class OfGroup:
 
 
 @dataclass(frozen=True)
-class WholeGroups:
+class WholeGroups(OwnFunction):
     """Makes one row of all rows of each key. Nulls are passed over, and lists are in ascending order where there is one."""
 
     key: tuple[str, ...]
@@ -54,7 +55,7 @@ class WholeGroups:
 
 
 @dataclass(frozen=True)
-class OnlyRow:
+class OnlyRow(OwnFunction):
     """Gives the only row that there is, as a scalar subquery does. Raises ValueError where there are several."""
 
     one: str
