@@ -289,7 +289,7 @@ def side_of(
         asked_columns = [c.take(pa.array(asked)) for c in key_columns]
         batch = state.lookup_prefix(asked_columns, key_hashes[asked], before)
         old = pa.Table.from_batches([batch]).select(change.column_names)
-        of = _number_of_keys([as_array(old.column(name)) for name in on], asked_columns, key_hashes[asked])
+        of = number_of_keys([as_array(old.column(name)) for name in on], asked_columns, key_hashes[asked])
         old_key = asked[of]
         if goes.num_rows and old.num_rows:
             names = [*on, *ROW_ID]
@@ -301,7 +301,7 @@ def side_of(
     return Side(old, goes, comes, old_key, number[went], number[~went])
 
 
-def _number_of_keys(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> Indices:
+def number_of_keys(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> Indices:
     """Returns for each row the number of the key that it has."""
     row_hashes = hash32(rows)
     first, group_of = distinct(rows, row_hashes)

@@ -127,6 +127,17 @@ CLAUSES: dict[str, str] = {
     "row number": """SELECT * FROM (SELECT id, item, price,
                      row_number() OVER (PARTITION BY item ORDER BY price DESC NULLS LAST, id) AS place FROM orders)
                      WHERE place <= 2""",
+    "newest of each": """SELECT id, person, at FROM (SELECT *, row_number() OVER (PARTITION BY person ORDER BY at DESC, id) AS n
+                         FROM orders) WHERE n = 1""",
+    "top by rank": """SELECT id, place + 1 AS next, mean FROM (SELECT id, price, rank() OVER w AS place, avg(price) OVER w AS mean
+                      FROM orders WINDOW w AS (PARTITION BY item ORDER BY price)) WHERE 3 > place AND price > 1""",
+    "top by ranks": """SELECT * FROM (SELECT *, CAST(d AS bigint) AS e FROM (SELECT id, item, rank() OVER w AS r,
+                       dense_rank() OVER w AS d FROM orders WINDOW w AS (PARTITION BY item ORDER BY person)) WHERE id <> 3)
+                       WHERE e <= 2 AND r < 5""",
+    "top of top": """SELECT * FROM (SELECT *, row_number() OVER (ORDER BY place, id) AS n FROM (SELECT id, row_number() OVER
+                     (PARTITION BY item ORDER BY price, id) AS place FROM orders) WHERE place <= 3) WHERE n <= 4""",
+    "top beside all": """WITH placed AS (SELECT id, row_number() OVER (ORDER BY price, id) AS n FROM orders)
+                         SELECT a.id, b.n FROM placed a JOIN placed b ON a.id = b.id + 1 WHERE a.n <= 3""",
     "ranks": """SELECT id, rank() OVER w AS r, dense_rank() OVER w AS d, percent_rank() OVER w AS p, cume_dist() OVER w AS c
                 FROM orders WINDOW w AS (PARTITION BY person ORDER BY price)""",
     "ntile": "SELECT id, ntile(3) OVER (PARTITION BY item ORDER BY id) AS part FROM orders",

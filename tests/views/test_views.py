@@ -14,6 +14,7 @@ import pytest
 import nosync
 from nosync.cli import main
 from tests.conftest import OpenStore
+from tests.helpers.driver import driver_runs
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
 
 if TYPE_CHECKING:
@@ -144,6 +145,24 @@ def test_an_upgrade_changes_and_adds_views(spark: SparkSession, open_store: Open
     job.advance(3, frames(spark, inputs.epoch(3)))
     for name in (*QUERIES, "counts"):
         assert job.verify_view(name).is_equal, str(job.verify_view(name))
+
+
+def test_only_the_first_rows_are_recorded(spark: SparkSession, open_store: OpenStore) -> None:
+    placed = "SELECT id, item, row_number() OVER (PARTITION BY item ORDER BY id) AS place FROM orders"
+    store, inputs = open_store(), Inputs(3)
+    flow = declared(
+        spark,
+        few=f"SELECT * FROM ({placed}) WHERE place < 3",
+        some="SELECT id FROM orders ORDER BY id LIMIT 4 OFFSET 1",
+    )
+    with driver_runs(spark):
+        job = job_of(spark, store, flow, inputs, epochs=1)
+    recorded = {
+        name: store.read(name).num_rows for name in store.stages() if name.startswith("over-") and "__" not in name
+    }
+    of_items = Counter(row["item"] for row in inputs.there["orders"].values())
+    assert sorted(recorded.values()) == sorted([5, sum(min(2, n) for n in of_items.values())])
+    assert sorted(row.id for row in job.read("some").collect()) == sorted(inputs.there["orders"])[1:5]
 
 
 @pytest.mark.long("make views")

@@ -23,8 +23,18 @@ from nosync.kernels.over_partition import (
     OverPartition,
     Within,
 )
+from nosync.kernels.top_rows import RANKS, TopRows
 from nosync.spark.expressions import quoted
-from nosync.spark.plans.catalyst import Node, found, id_of, items, kind_of, refuse_null_on_overflow, refused
+from nosync.spark.plans.catalyst import (
+    Node,
+    conjuncts,
+    found,
+    id_of,
+    items,
+    kind_of,
+    refuse_null_on_overflow,
+    refused,
+)
 from nosync.spark.plans.event_time import length_us
 from nosync.spark.plans.expressions import Expressions
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -45,6 +55,8 @@ _FRAMES = {
     ("RangeFrame", "UnboundedPreceding", "CurrentRow"): PEERS,
 }
 
+_AT_MOST = ("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "EqualTo")
+"""Conditions by which a number is at most another one, that beside it or that before it."""
 _MEASURED = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType", "DateType")
 """Types of columns that RANGE frames go by, by a number of their own type; of dates, of days."""
 _DAY_US = 86_400_000_000
@@ -95,8 +107,10 @@ class Over:
     def __init__(self, stages: Stages, expressions: Expressions) -> None:
         self._stages, self._expressions = stages, expressions
 
-    def of(self, plan: Node, relation: Relation) -> Relation:
-        """Returns a relation with the columns that a plan's window functions make."""
+    def of(self, plan: Node, relation: Relation, most: Mapping[int, int]) -> Relation:
+        """Returns a relation with the columns that a plan's window functions make. `most`: of a rank, by the id of its
+        attribute, up to which one rows are asked for.
+        """
         texts = [self._expressions.of(one, relation) for one in items(plan.partitionSpec())]
         keys = {named("partition", str(text)): text for text in texts}
         given, zone = _Given(self._expressions, relation), str(plan.conf().sessionLocalTimeZone())
@@ -109,29 +123,86 @@ class Over:
             made[id_of(output)] = replace(column, name=named(str(output.name()), *what))
             types[made[id_of(output)].name] = output.dataType()
         columns = [(one, str(types[one.name].sql())) for one in dict.fromkeys(made.values())]
-        stage = self._added(given, keys, order, columns)
+        first = next(((made[i].name, number) for i, number in most.items()), None)
+        stage = self._added(given, keys, order, columns, first)
         return Relation(stage, {**relation.columns, **{i: one.name for i, one in made.items()}}, types)
 
-    def placed(self, relation: Relation, order: Sequence[Node]) -> tuple[Relation, str]:
-        """Returns a relation with the place of each row among all rows, in a column that no attribute has."""
+    def placed(self, relation: Relation, order: Sequence[Node], most: int | None) -> tuple[Relation, str]:
+        """Returns a relation with the place of each row among all rows, in a column that no attribute has. `most`: up to
+        which place rows are asked for.
+        """
         given = _Given(self._expressions, relation)
         orders = given.order(order)
         place = OverColumn(named("place", relation.stage.name, *map(repr, orders)), "row_number", pa.int32())
-        return relation.with_stage(self._added(given, {}, orders, [(place, "INT")])), place.name
+        first = None if most is None else (place.name, most)
+        return relation.with_stage(self._added(given, {}, orders, [(place, "INT")], first)), place.name
 
     def _added(
         self, given: _Given, keys: Mapping[str, Expression], order: Sequence[Order],
-        columns: Sequence[tuple[OverColumn, str]],
+        columns: Sequence[tuple[OverColumn, str]], first: tuple[str, int] | None,
     ) -> Stage:  # fmt: skip
         relation = given.relation
         kept = {name: quoted(name) for name in relation.types}
         before = self._stages.select(relation.stage, {**keys, **kept, **given.computed})
-        function = OverPartition(
-            tuple(keys), tuple(order), tuple(one for one, _ in columns), drops=tuple(given.computed)
-        )
+        over = OverPartition(tuple(keys), tuple(order), tuple(one for one, _ in columns), drops=tuple(given.computed))
+        function = over if first is None else TopRows(over, *first)
         schema = {name: str(type_.sql()) for name, type_ in relation.types.items()}
         schema |= {one.name: type_ for one, type_ in columns}
         return self._stages.per_key("over", before, list(keys), function, f"{VERSION} {function!r}", schema)
+
+
+def most_asked(plan: Node) -> dict[int, int]:
+    """Returns, by the id of its attribute, up to which rank a filter leaves rows, where a window function below it made the
+    rank and nothing in between asks for other rows.
+    """
+    most: dict[int, int] = {}
+    for condition in conjuncts(plan.condition()):
+        asked = _at_most(condition)
+        if asked is not None:
+            i, number = asked
+            most[i] = min(number, most.get(i, number))
+    below = plan.child()
+    while most and kind_of(below) in ("Project", "SubqueryAlias", "View", "Filter"):
+        if kind_of(below) == "Project":
+            named_here = {
+                id_of(one): _attribute(one.child()) for one in items(below.projectList()) if kind_of(one) == "Alias"
+            }
+            renamed = {named_here.get(i, i): number for i, number in most.items()}
+            most = {i: number for i, number in renamed.items() if i is not None}
+        below = below.child()
+    if not most or kind_of(below) != "Window":
+        return {}
+    ranks = {id_of(one) for one in items(below.windowExpressions()) if _rank_of(one.child()) in RANKS}
+    return {i: number for i, number in most.items() if i in ranks}
+
+
+def _rank_of(window: Node) -> str | None:
+    return _RANKS.get(kind_of(window.windowFunction()))
+
+
+def _at_most(condition: Node) -> tuple[int, int] | None:
+    """Returns an attribute's id, and the number that it is at most, by a condition that says that."""
+    kind = kind_of(condition)
+    if kind not in _AT_MOST:
+        return None
+    attribute, number = (_attribute(condition.left()), condition.right())
+    if kind in ("GreaterThan", "GreaterThanOrEqual") or (kind == "EqualTo" and attribute is None):
+        attribute, number = _attribute(condition.right()), condition.left()
+    if (
+        attribute is None
+        or kind_of(number) != "Literal"
+        or kind_of(number.dataType()) not in ("IntegerType", "LongType")
+    ):
+        return None
+    value = number.eval(None)
+    return None if value is None else (attribute, int(value) - (kind in ("LessThan", "GreaterThan")))
+
+
+def _attribute(expression: Node) -> int | None:
+    """Returns the id of the attribute that an expression is, as it is or as a wider integer."""
+    if kind_of(expression) == "Cast" and kind_of(expression.dataType()) == "LongType":
+        expression = expression.child()
+    return id_of(expression) if kind_of(expression) == "AttributeReference" else None
 
 
 def _column(window: Node, given: _Given, zone: str) -> OverColumn:

@@ -14,7 +14,7 @@ from nosync.spark.plans.catalyst import Node, Refused, conjuncts, has_one_row, i
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
-from nosync.spark.plans.over import Over
+from nosync.spark.plans.over import Over, most_asked
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 
@@ -59,6 +59,8 @@ class Translator:
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
         self._wanted: Mapping[int, str] = {}
+        self._most: Mapping[int, int] = {}
+        """Up to which ranks rows are asked for, of the window function that is translated next."""
         self.used: dict[str, None] = {}
         """The inputs that the view reads."""
 
@@ -168,6 +170,7 @@ class Translator:
         return Relation(self.stages.select(relation.stage, columns), by_id, types)
 
     def _filter(self, plan: Node) -> Relation:
+        self._most = {**self._most, **most_asked(plan)}
         relation = self._of(plan.child())
         relation, known = self._with_subqueries(plan.condition(), relation, ())
         condition = self._expressions.of(plan.condition(), relation, known)
@@ -300,7 +303,9 @@ class Translator:
     # --- places of rows -----------------------------------------------------------------------------------------------
 
     def _window(self, plan: Node) -> Relation:
-        return self._over.of(plan, self._of(plan.child()))
+        made = set(map(id_of, items(plan.windowExpressions())))
+        most, self._most = {i: number for i, number in self._most.items() if i in made}, {}
+        return self._over.of(plan, self._of(plan.child()), most)
 
     def _globallimit(self, plan: Node) -> Relation:
         below = plan.child()
@@ -325,13 +330,12 @@ class Translator:
             chosen, below = items(below.projectList()) if chosen is None else chosen, below.child()
         if kind_of(below) != "Sort":
             raise refused(plan, "without ORDER BY any rows would do: say by what they are ordered")
-        self.note("ORDER BY ... LIMIT: all rows are kept on one shard, and read in each epoch that changes one")
-        relation, place = self._over.placed(self._of(below.child()), items(below.order()))
+        self.note("ORDER BY ... LIMIT: all rows are kept on one shard, and read where one of the first goes")
         first = 0 if offset is None else int(offset.eval(None))
-        conditions = [f"{quoted(place)} > {first}"] if first else []
-        if limit is not None:
-            conditions.append(f"{quoted(place)} <= {first + int(limit.eval(None))}")
-        relation = relation.with_stage(self.stages.where(relation.stage, " AND ".join(conditions)))
+        most = None if limit is None else first + int(limit.eval(None))
+        relation, place = self._over.placed(self._of(below.child()), items(below.order()), most)
+        if first:
+            relation = relation.with_stage(self.stages.where(relation.stage, f"{quoted(place)} > {first}"))
         return relation if chosen is None else self.projected(relation, chosen)
 
 
