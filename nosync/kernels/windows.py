@@ -154,13 +154,24 @@ def duration_us(stage: str, text: str, *, least: int = 1) -> int:
             f"stage {stage}: {text!r} is not a duration: expected a number and a unit, such as '10 minutes' "
             f"(units: {', '.join(_UNITS_US)})"
         )
-    return int(match[1]) * _UNITS_US[match[2]]
+    us = int(match[1]) * _UNITS_US[match[2]]
+    if us >= _FARTHEST_US:
+        raise FlowError(f"stage {stage}: {text!r} is too long: a duration is 146,000 years at most")
+    return us
 
 
 def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.bool_]]:
-    """Returns a timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one."""
+    """Returns a timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one.
+
+    Spark has dates of which 64 bits have no microseconds. They come as the nearest number beyond what windows are made of.
+    """
     array = as_array(column)
     valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_date32(array.type):
+        days = array.view(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        day_us = _UNITS_US["day"]
+        most = (1 << 62) // day_us + 1
+        return np.clip(days, -most, most) * day_us, valid
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
         array = pc.floor_temporal(array, unit="microsecond")
     stamps = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)))

@@ -30,3 +30,12 @@ def test_times_whose_windows_do_not_fit_into_64_bits_count_as_none(
     assert [one for one in of_row if one[0] != 5] == [(n, None, None) for n in range(5)]
     assert [(start, end) for n, start, end in of_row if n == 5] == expected
     assert event_span_us(rows, window) == (-1, -1)
+
+
+def test_dates_that_64_bits_have_no_microseconds_for_count_as_none() -> None:
+    window = parse_window("w", time="on", size="1 day", slide=None, gap=None, watermark=None, keep=None)
+    days = [110_000_000, -200_000_000, 2**31 - 1, -(2**31), None, -1]
+    found = with_windows(pa.table({"on": pa.array(days, pa.int32()).cast(pa.date32())}), window)
+    starts = found.column(START).cast(pa.int64()).to_pylist()
+    assert starts == [None] * 5 + [-24 * HOUR_US]
+    assert event_span_us(pa.table({"on": pa.array([-1], pa.int32()).cast(pa.date32())}), window) == (-24 * HOUR_US,) * 2

@@ -267,6 +267,10 @@ COLUMNS = "k string, at timestamp, x bigint"
         ({"within": ("0 seconds",)}, r"stage j: within=\('0 seconds',\), expected both bounds"),
         ({"within": ("1 hour", "0 seconds")}, "the first bound is larger than the second: swap them"),
         ({"within": ("0 seconds", "soon")}, "stage j: 'soon' is not a duration"),
+        (
+            {"within": ("0 seconds", "20000000 weeks")},
+            "stage j: '20000000 weeks' is too long: .* 146,000 years at most",
+        ),
         ({"watermark": None}, "stage j: watermark=None, expected how late rows may be"),
         ({"time": None}, "stage j: time=None, expected the columns of event time of both sides"),
         ({"time": ("at", "y")}, "stage j: time column 'y' is int64, expected a timestamp"),
