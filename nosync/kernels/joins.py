@@ -92,8 +92,8 @@ def arrange_changing(
 ) -> KeyedChanges:
     """Returns the layer for rows that come and go. Equal rows are numbered, and the highest numbers go first.
 
-    `expires` says that rows may also be forgotten. The numbers of those are not used again: what was joined with one
-    of them is still there, and is not what its successor is joined with. Raises NeverThereError.
+    `expires` says that rows may also be forgotten, the oldest first, which have the lowest numbers. Those are not used again:
+    what was joined with one of them is still there, and is not what its successor is joined with. Raises NeverThereError.
     """
     kinds = rows.column(CHANGE_TYPE_COLUMN)
     went = pc.is_in(kinds, value_set=_WENT).to_numpy()
@@ -124,11 +124,11 @@ def arrange_changing(
     new = new.append_column(ROW_ID[1], pa.array(number)).select(schema.names)
     rank = _ranks(of_old, old.column(ROW_ID[1]).to_numpy())
     of_group = np.maximum(of_old, 0)
-    left = (have - goes)[of_group] if len(groups) else have
-    kept = (have - goes - expire)[of_group] if len(groups) else have
-    out = np.flatnonzero((of_old >= 0) & (rank >= kept))
+    oldest, newest = (expire[of_group], (have - goes)[of_group]) if len(groups) else (have, have)
+    is_forgotten = rank < oldest
+    out = np.flatnonzero((of_old >= 0) & (is_forgotten | (rank >= newest)))
     gone = pa.Table.from_batches([old]).take(pa.array(out)).select(schema.names)
-    return keyed_changes(new, gone, key, on, whose, rank[out] < left[out] if expires else None)
+    return keyed_changes(new, gone, key, on, whose, is_forgotten[out] if expires else None)
 
 
 def _ranks(groups: Indices, numbers: Indices) -> Indices:

@@ -21,6 +21,7 @@ from nosync.flow.binder import bind
 from nosync.flow.meanings import Meanings
 from nosync.job.meanings import EXPIRIES, TAKEN_BACK, recorded_meanings
 from nosync.lsm.errors import FlowError
+from nosync.testing import FlowTester
 from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import StoreRunner, parse_ddl
@@ -177,6 +178,29 @@ def test_aggregates_keep_what_expired_unless_it_is_to_be_taken_back(
             expected = Counter(row.value for row in kept) + more
             assert state_of(runner.read("counted", t), ["x"]) == {(x,): (n,) for x, n in expected.items()}
             assert set(runner.read("values", t).column("x").to_pylist()) == {row.value for row in kept}
+
+
+def test_of_equal_rows_the_oldest_is_forgotten() -> None:
+    """Without their ids both left rows are equal. The one that lives on is not the one that was joined first."""
+
+    def last(name: str) -> Any:
+        return lambda changes, state: pa.table({column: changes[column] for column in ("id", "k", name)})
+
+    flow = nosync.Dataflow("f")
+    left = flow.source("l", "id bigint, k string, x bigint").update(
+        "ul", key=["id"], state="k string, x bigint", fn=last("x"), ttl=2
+    )
+    right = flow.source("r", "id bigint, k string, y bigint").update(
+        "ur", key=["id"], state="k string, y bigint", fn=last("y"), ttl=1
+    )
+    left.select("sl", "k", "x").join("joined", right.select("sr", "k", "y"), on=["k"], how="left")
+    with FlowTester(flow, shards=1) as tester:
+        tester.advance({"l": [(1, "p", 1)], "r": [(1, "p", 7)]})
+        tester.advance({"l": [(2, "p", 1)]})  # the row of r expires, and this one has no match
+        tester.advance({})  # the first one expires
+        tester.advance({"l": [(2, "p", 1)], "r": [(2, "p", 8)]})
+        found = sorted((row["k"], row["x"], row["y"]) for row in tester.read("joined").to_pylist())
+    assert found == [("p", 1, 7), ("p", 1, 8)]
 
 
 def test_semi_and_anti_joins_and_loops_refuse_rows_that_are_forgotten() -> None:
