@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nosync.checkpoints.index import METADATA, FileIndex
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, Form, StateFile, StoreId
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, StoreId, never_empty, parse
 from nosync.checkpoints.spark_files import (
     Commit,
     Offsets,
@@ -100,6 +100,14 @@ class Closures:
     def index(self) -> FileIndex:
         return self._index
 
+    def forget(self, path: str) -> None:
+        """Forgets what a file said, which is removed: another one may come under its name."""
+        file = parse(path)
+        if isinstance(file, BatchFile):
+            (self._commits if file.log == "commits" else self._offsets).pop(file.batch, None)
+        for said in (self._parts, self._lineages, self._stores):
+            said.pop(path, None)
+
     def commit(self, t: Batch) -> Commit:
         """Returns what `commits/t` says."""
         if t not in self._commits:
@@ -152,10 +160,14 @@ class _Search:
         return any(version <= self._t + 1 for version in self._index.versions(store))
 
     def _must(self, path: str, size_bytes: int | None = None) -> None:
-        """Takes a file into the closure. Raises IncompleteBatchError where it is not there in this size."""
+        """Takes a file into the closure. Raises IncompleteBatchError where it is not there in this size, and CorruptionError
+        where it lost its contents.
+        """
         found = self._index.size_bytes(path)
         if found is None:
             raise IncompleteBatchError(self._t, path, "is not there")
+        if not found and never_empty(path):
+            raise CorruptionError(f"{path}: is empty")
         if size_bytes is not None and found != size_bytes:
             raise IncompleteBatchError(self._t, path, f"has {found:,} bytes, and should have {size_bytes:,}")
         self._found.append(path)

@@ -30,7 +30,7 @@ from nosync.checkpoints.checksum import check
 from nosync.checkpoints.closure import Closures
 from nosync.checkpoints.generations import REWOUND, SETTINGS, directory_of, generations_of, keeps_of
 from nosync.checkpoints.index import FileIndex
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, parse
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, never_empty, parse
 from nosync.checkpoints.spark_files import HEAD_BYTES, PartFile, read_snapshot
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import check_name
@@ -193,8 +193,14 @@ class Keep:
     def _link(self, source: Path, path: str) -> int | None:
         """Gives a file a name in the keep, and returns its size in bytes; None where it is not there any more."""
         target = self.root / path
-        if not self.env.exists(source / path):  # most names that are asked for: they could be, and are not
+        size_bytes = self._size_bytes(source / path)
+        if size_bytes is None:  # most names that are asked for: they could be, and are not
             return None
+        if not size_bytes and never_empty(path):
+            raise CorruptionError(
+                f"{source / path}: is empty, as files are that were written just before the power was lost. Let the query go on "
+                "from what is kept of it"
+            )
         with storage_errors("link", target):
             self.env.make_dirs(target.parent)
             try:
@@ -224,6 +230,12 @@ class Keep:
         finally:
             self.env.unlink(temporary)
         return True
+
+    def check_same(self, source: Path, paths: Iterable[str]) -> None:
+        """Raises CorruptionError where a checkpoint at `source` has other contents under a name that is kept."""
+        for path in paths:
+            if path in self.index:
+                self._check_same(source / path, self.root / path)
 
     def _check_same(self, file: Path, kept: Path) -> None:
         """Raises CorruptionError where a name is taken by other contents: two queries write one checkpoint."""
@@ -256,6 +268,7 @@ class Keep:
         """Removes files that nothing needs."""
         for path in sorted(paths, key=removed_before):
             self.index.discard(path)
+            self.closures.forget(path)
             self._unlink(path)
 
 

@@ -135,6 +135,11 @@ def is_kept(path: str) -> bool:
     )
 
 
+def never_empty(path: str) -> bool:
+    """Returns whether Spark writes something into a file of this name at all times."""
+    return isinstance(parse(path), BatchFile | SourceFile | StateFile | OperatorFile)
+
+
 def parse(path: str) -> CheckpointFile:
     """Returns what a name says. `path` is relative to the checkpoint, and without `.crc` at its end."""
     parts = path.split("/")

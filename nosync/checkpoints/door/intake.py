@@ -6,6 +6,8 @@ Invariants
 - `commits/t` enters last of its batch.
 - What a task of another host wrote comes here before it enters. So what is kept has all come through this directory.
 - What could not be taken is tried again. Nothing later enters before it.
+- A name that is kept stands for what is kept. Where the query, or somebody else, gave it to other contents, nothing more
+  enters, and strict mode waits for it in vain.
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ _LOGS = ("commits/", "offsets/")
 """What is ready is taken when one of these is: each taking syncs directories."""
 
 
+def _is_written_once(path: str) -> bool:
+    """Returns whether no batch that runs again writes a file of this name with other contents."""
+    return path == METADATA or isinstance(parse(path), BatchFile | SourceFile)
+
+
 class Elsewhere(Protocol):
     """Files of the checkpoint that are on other hosts."""
 
@@ -79,6 +86,8 @@ class Intake:
         self._elsewhere = elsewhere
         self._has_daemon = is_kept_by_daemon(keep.data)
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._published: set[str] = set()
+        """What got its name again, or for the first time, and was not taken since."""
         self._ready: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
         self._committed: Batch | None = None
@@ -90,11 +99,13 @@ class Intake:
 
     def published(self, path: str) -> None:
         """Says that a file got its name."""
+        if _is_written_once(path):
+            self._published.add(path)
         self._arrived.put(path)
 
     def copies(self, paths: Sequence[str]) -> int:
-        """Returns 1 if all of some files are durable here, and 0 otherwise."""
-        return int(all(path in self._keep.index for path in paths))
+        """Returns 1 if all of some files are durable here as they are now, and 0 otherwise."""
+        return int(all(path in self._keep.index and path not in self._published for path in paths))
 
     def all_of(self, paths: Sequence[str]) -> Collection[str]:
         """Returns all files that are needed so that batches of which these are offsets and commits are not lost.
@@ -203,9 +214,11 @@ class Intake:
         self._bring_ready()
         ready = list(self._ready)
         with self._taking:
+            self._keep.check_same(self._source, filter(_is_written_once, ready))
             taken = self._keep.take(self._source, ready)
         for path in ready:
             del self._ready[path]
+            self._published.discard(path)
         self._taken()
         has_commit = any(path.startswith("commits/") for path in taken)
         if has_commit and not self._has_daemon and len(self._keep.index.batches()) > 2 * self._batches:

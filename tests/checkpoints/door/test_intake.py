@@ -139,6 +139,45 @@ def test_a_damaged_file_that_was_there_before_is_a_problem(tmp_path: Path) -> No
     assert "its checksum is of 1" in str(intake.problem)
 
 
+@pytest.mark.parametrize("path", ["metadata", "offsets/2", "commits/1", "sources/0/2"])
+def test_a_name_that_gets_other_contents_is_told_and_nothing_later_is_kept(tmp_path: Path, path: str) -> None:
+    """Somebody removes offsets so that the batch is planned anew, or a whole checkpoint for another query."""
+    query, keep, intake = opened(tmp_path)
+    query.run(2)
+    query.begin()
+    intake.step(0.0)
+    assert (intake.problem, intake.copies([path])) == (None, 1)
+    kept = keep.read(path)
+    query.remove(path)
+    query.write(path, "v1\n{}\nof somebody else")
+    assert intake.copies([path]) == 0, "strict mode does not take the one before for it"
+    query.states()
+    query.commit()
+    intake.step(0.0)
+    assert intake.problem is not None
+    assert f"{query.root / path}: has other contents than" in intake.problem
+    assert (keep.safe(), keep.read(path), intake.copies([path])) == (1, kept, 0)
+    query.remove(path)
+    query.write(path, kept)
+    intake.step(0.0)
+    assert (intake.problem, keep.safe(), intake.copies([path])) == (None, 2, 1)
+
+
+def test_empty_files_are_not_kept(tmp_path: Path) -> None:
+    """What was written just before the power was lost."""
+    query, keep, intake = opened(tmp_path, "hdfs")
+    query.run(2)
+    intake.step(0.0)
+    query.begin()
+    query.states()
+    (query.root / "state/0/1/3.delta").write_bytes(b"")
+    query.commit()
+    intake.step(0.0)
+    assert intake.problem is not None
+    assert "state/0/1/3.delta: is empty" in intake.problem
+    assert keep.safe() == 1
+
+
 def test_old_batches_go(tmp_path: Path) -> None:
     query, keep, intake = opened(tmp_path, keep_batches=3)
     set_kept_batches(keep, 3)
