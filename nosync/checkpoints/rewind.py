@@ -112,7 +112,7 @@ def going_on(source: Path, keep: Keep) -> Keep:
         return keep
     t = Batch(min(last, committed))
     for path in (f"offsets/{t}", *_states_after(keep, t)):
-        if path in keep.index and _is_other(source / path, keep.root / path, env):
+        if path in keep.index and is_other(source / path, keep.root / path, env):
             raise InvalidInputError(
                 f"{source / path} is not what is kept of batch {t}, whose commit is kept: the query went back, and ran again. "
                 f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
@@ -124,6 +124,7 @@ def going_on(source: Path, keep: Keep) -> Keep:
             return rewound
         return begin_generation(keep, Batch(last))
     if last > committed:
+        _check_was_not_left(source, keep, committed)
         return keep
     # Of states that come after it the keep has none. A checksum is beside its file.
     following = [path for path in left_after(keep, committed) if not path.endswith(CRC_SUFFIX)]
@@ -132,13 +133,36 @@ def going_on(source: Path, keep: Keep) -> Keep:
     return begin_generation(keep, committed)
 
 
+def _check_was_not_left(source: Path, keep: Keep, committed: Batch) -> None:
+    """Raises InvalidInputError where a checkpoint is the one that a query had before it was rewound to batch `committed`: to
+    go on with it would undo the rewind. It has the very file that is kept of the next batch under another name.
+    """
+    path = f"commits/{committed + 1}"
+    if not keep.env.exists(keep.root / REWOUND):
+        return
+    for name in keeps_of(keep.data, keep.env):
+        kept = Keep(keep.data, name, keep.env).root / path
+        if name != keep.name and keep.env.exists(kept) and _is_one_file(source / path, kept, keep.env):
+            raise InvalidInputError(
+                f"{source} is what checkpoint {keep.name!r} was before it was rewound to batch {committed}; what came after is "
+                f"kept as {name!r}. Watch the directory from which the query goes on, or keep {source} under another name"
+            )
+
+
+def _is_one_file(a: Path, b: Path, env: Env) -> bool:
+    try:
+        return env.identity(a) == env.identity(b)
+    except FileNotFoundError:
+        return False
+
+
 def _states_after(keep: Keep, t: Batch) -> list[str]:
     """Returns the names of the states after a batch, without those that Spark may write anew."""
     files = (file for store in keep.index.stores() for file in keep.index.versions(store).get(t + 1, ()))
     return [file.path for file in files if file.form is not Form.SNAPSHOT]
 
 
-def _is_other(file: Path, kept: Path, env: Env) -> bool:
+def is_other(file: Path, kept: Path, env: Env) -> bool:
     """Returns whether a file is there, and has other contents than the one that is kept."""
     try:
         if env.identity(file).inode == env.identity(kept).inode:

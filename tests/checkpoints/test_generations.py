@@ -169,6 +169,22 @@ def test_a_name_that_other_contents_have_is_refused(tmp_path: Path) -> None:
     assert target.read_text() == "of another query"
 
 
+def test_a_rewind_is_not_undone_by_watching_the_directory_from_before(tmp_path: Path) -> None:
+    query, data = kept(tmp_path)
+    rewound, name = rewind(open_keep(data, "words", Env()), 2)
+    with pytest.raises(
+        InvalidInputError, match=f"before it was rewound to batch 2; what came after is kept as '{name}'"
+    ):
+        nosync.checkpoints.watch(query.root, data, name="words")
+    again = nosync.checkpoint("words", data).restore(tmp_path / "again")
+    query = continued(again.path, "changelog")
+    query.run()
+    with nosync.checkpoints.watch(query.root, data, name="words") as watching:
+        eventually("the batch is kept", lambda: watching.checkpoint.status().committed == 3)
+        assert watching.problem is None
+    assert open_keep(data, "words", Env()).generation == rewound.generation
+
+
 def test_how_many_batches_are_kept_is_remembered(tmp_path: Path) -> None:
     _, data = kept(tmp_path)
     keep = open_keep(data, "words", Env())
