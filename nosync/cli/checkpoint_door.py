@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from nosync.checkpoints.door import api
-from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.checkpoint import DATA, NAME, checkpoint, wait_for_signal
 from nosync.cli.console import GivenPath, log_to_stderr, out
 from nosync.lsm.errors import NosyncError
@@ -22,7 +21,7 @@ _FILE = GivenPath(dir_okay=False)
 )
 @click.option("--strict", is_flag=True, help="A batch begins when the one before is durable here.")
 @click.option(
-    "--keep-batches", default=KEPT_BATCHES, show_default=True, type=click.IntRange(min=1), help="So many batches."
+    "--keep-batches", type=click.IntRange(min=1), help="So many batches. [default: as before; 100 of a new one]"
 )
 @click.option("--certificate", type=_FILE, help="Needed off loopback, with --key.")
 @click.option("--key", type=_FILE, help="The key of the certificate.")
@@ -31,7 +30,7 @@ _FILE = GivenPath(dir_okay=False)
 def serve(
     listen: str,
     strict: bool,
-    keep_batches: int,
+    keep_batches: int | None,
     certificate: Path | None,
     key: Path | None,
     ca: Path | None,

@@ -14,7 +14,6 @@ from nosync.checkpoints.door.other_doors import OtherDoors
 from nosync.checkpoints.door.secret import read_or_make_secret, written_for_owner
 from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
 from nosync.checkpoints.peers import CountedCopies, is_kept_by_daemon, nodes_of
-from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
@@ -85,7 +84,7 @@ def serve(
     host: str = HOST,
     mode: Mode = "async",
     *,
-    keep_batches: int = KEPT_BATCHES,
+    keep_batches: int | None = None,
     patience_s: float = PATIENCE_S,
     certificate: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
@@ -97,7 +96,8 @@ def serve(
             writer.option("checkpointLocation", door.address("words")).start().awaitTermination()
 
     `port`: 0 takes any that is free. `mode`: "async", where Spark never waits; or "strict", where the next batch begins
-    when the one before is durable in the keep, or after `patience_s`. `certificate`, `key`: needed off loopback; the
+    when the one before is durable in the keep, or after `patience_s`. `keep_batches`: of each checkpoint, by default as many
+    as before, and 100 of a new one. `certificate`, `key`: needed off loopback; the
     address begins with swebhdfs:// then. `ca`: callers have to show a certificate of it. Raises InvalidInputError,
     StoreLockedError where the directory has a door already, StorageError.
     """
@@ -136,10 +136,10 @@ def serve(
     return Door(server, checkpoints, secret)
 
 
-def _check_arguments(mode: Mode, keep_batches: int, patience_s: float) -> None:
+def _check_arguments(mode: Mode, keep_batches: int | None, patience_s: float) -> None:
     if mode not in ("async", "strict"):
         raise InvalidInputError(f"mode {mode!r}: expected 'async' or 'strict'")
-    if keep_batches < 1 or not 0 < patience_s < _CLIENT_WAITS_S:
+    if (keep_batches is not None and keep_batches < 1) or not 0 < patience_s < _CLIENT_WAITS_S:
         raise InvalidInputError(
             f"keep_batches is at least 1, and patience_s less than {_CLIENT_WAITS_S:g}, for which Spark waits"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation
 from nosync.checkpoints.names import BatchFile, parse
 from nosync.checkpoints.peers import fetch
-from nosync.checkpoints.retention import KEPT_BATCHES, set_kept_batches
+from nosync.checkpoints.retention import kept_batches, set_kept_batches
 from nosync.lsm.errors import NosyncError, StoreLockedError
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_LIVE
 from nosync.lsm.platform.lock import DirectoryLock
+
+log = logging.getLogger("nosync")
 
 WRITING, SPOOL = ".writing", ".spool"
 _POLL_S = 0.05
@@ -50,7 +53,8 @@ class DoorSettings:
     is_strict: bool = False
     nodes: int = 1
     patience_s: float = PATIENCE_S
-    keep_batches: int = KEPT_BATCHES
+    keep_batches: int | None = None
+    """How many batches are kept; None: as many as before."""
     copies: Copies | None = None
     """Where it is None, the copy in the keep of this host is the only one."""
     small_bytes: int = SMALL_BYTES
@@ -88,8 +92,9 @@ class ServedCheckpoint:
 
         self.keep, self._held = hold_going_on(open_generation(data, name, env), prepared)
         try:
-            set_kept_batches(self.keep, settings.keep_batches)
-            self.intake = Intake(self._directory, self.keep, settings.keep_batches, changed, spread)
+            if settings.keep_batches is not None:
+                set_kept_batches(self.keep, settings.keep_batches)
+            self.intake = Intake(self._directory, self.keep, kept_batches(self.keep), changed, spread)
             self.intake.take_all()
         except BaseException:
             self._held.close()
@@ -155,7 +160,13 @@ def gate_of(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gat
 
     def copies(paths: Sequence[str]) -> int:
         here = intake.copies(paths)
-        return here if elsewhere is None or not here else elsewhere(keep, intake.all_of(paths))
+        if elsewhere is None or not here:
+            return here
+        try:
+            return elsewhere(keep, intake.all_of(paths))
+        except NosyncError as error:  # a batch that is not whole here is on no other node either
+            log.warning("checkpoint %s: strict mode does not count copies: %s", keep.name, error)
+            return 0
 
     newest = [f"{log}/{batches[-1]}" for log in ("offsets", "commits") if (batches := keep.index.batches(log))]
     return Gate(keep.name, copies, env.monotonic_s, nodes=settings.nodes, patience_s=settings.patience_s, before=newest)
