@@ -69,23 +69,33 @@ class CountedCopies:
                 return 0
 
 
-def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S, *, must_answer: bool = False) -> None:
-    """Fetches what peers have of a checkpoint, where a daemon keeps the directory. What does not come is logged.
+def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S) -> None:
+    """Fetches what peers have of a checkpoint, where a daemon keeps the directory. If the daemon does not answer, that is
+    logged.
 
-    Where the daemon does not answer, that is logged as well; with `must_answer` it raises ReplicationError.
+    Raises ReplicationError where a peer that is there has more than came in time: who went on from a part would go on from
+    an earlier batch than the newest, or begin anew.
     """
     if not is_kept_by_daemon(data):
         return
     try:
-        with _daemon_of(data) as client:
-            filled, _ = client.fetch_checkpoint(name, patience_s)
+        is_filled, files = ask_peers(data, name, patience_s)
     except NosyncError as error:
-        if must_answer:
-            raise
         log.warning("checkpoint %s: what peers have of it is not fetched: %s", name, error)
         return
-    if not filled:
-        log.warning("checkpoint %s: not all that peers have of it came within %s s", name, patience_s)
+    if not is_filled:
+        raise ReplicationError(
+            f"checkpoint {name}: peers have more of it than came to {data} within {patience_s:g} s ({files:,} files are here). "
+            "It goes on coming: try again. What a peer cannot send is not waited for once its daemon is stopped"
+        )
+
+
+def ask_peers(data: Path, name: str, patience_s: float) -> tuple[bool, int]:
+    """Has the daemon of a directory fetch a checkpoint. Returns whether all that peers have came in time, and how many files
+    are here. Raises ReplicationError where the daemon does not answer.
+    """
+    with _daemon_of(data) as client:
+        return client.fetch_checkpoint(name, patience_s)
 
 
 @contextlib.contextmanager

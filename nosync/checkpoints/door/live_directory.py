@@ -17,15 +17,17 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from nosync.checkpoints.generations import directory_of, generations_of
 from nosync.checkpoints.index import METADATA
-from nosync.checkpoints.keep import Keep
-from nosync.checkpoints.names import CRC_SUFFIX, Batch
+from nosync.checkpoints.keep import Keep, files_below
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, never_empty
 from nosync.checkpoints.restore import next_offsets, readdressed, restore
-from nosync.checkpoints.rewind import begin_generation, left_after, put_aside
-from nosync.lsm.errors import InvalidInputError
+from nosync.checkpoints.rewind import begin_generation, is_other, left_after, put_aside
+from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
+from nosync.lsm.platform.layout import CHECKPOINTS
 
 log = logging.getLogger("nosync")
 
@@ -57,9 +59,11 @@ def prepare(
     if env.exists(directory / METADATA):
         _check_same_query(keep, directory)
         if _is_up_to_date(keep, directory) and not _is_torn(keep, directory, lacks):
+            keep = _with_other_offsets(keep, directory)
             _readdress(directory, address, env)
             return keep
     if METADATA not in keep.index:
+        _check_is_new(keep)
         with storage_errors("make", directory):
             env.make_dirs(directory)
         return keep
@@ -72,6 +76,19 @@ def prepare(
     return keep
 
 
+def _check_is_new(keep: Keep) -> None:
+    """Raises NotAvailableError where a checkpoint without its beginning has other files: its query would begin anew."""
+    for generation in generations_of(keep.data, keep.name, keep.env):
+        root = keep.data / CHECKPOINTS / directory_of(keep.name, generation)
+        path = next(files_below(root, keep.env), None)
+        if path is not None:
+            raise NotAvailableError(
+                f"checkpoint {keep.name}: {root / path} is kept, and {METADATA} of the generation that counts is not, so it is "
+                f"not known where the query was. Bring {root} back from a copy, wait until peers have sent it, or take another "
+                "name"
+            )
+
+
 def _is_up_to_date(keep: Keep, directory: Path) -> bool:
     """Returns whether the query may go on from a directory, as far as the keep knows."""
     safe = keep.safe()
@@ -82,10 +99,38 @@ def _is_up_to_date(keep: Keep, directory: Path) -> bool:
 
 def _is_torn(keep: Keep, directory: Path, lacks: Callable[[], str | None]) -> bool:
     """Returns whether the query has to go back from a directory, because something of it was lost."""
-    if keep.safe() is None or (lost := lacks()) is None:
+    if keep.safe() is None or (lost := lacks() or _empty_file(keep, directory)) is None:
         return False
     log.warning("checkpoint %s: the query cannot go on from %s, and goes back: %s", keep.name, directory, lost)
     return True
+
+
+def _empty_file(keep: Keep, directory: Path) -> str | None:
+    """Returns what lost its contents with the power: files get their names before they are durable."""
+    paths = (path for path in files_below(directory, keep.env) if never_empty(path))
+    empty = next((path for path in paths if not keep.env.size_bytes(directory / path)), None)
+    return None if empty is None else f"{empty} is empty, as after a loss of power"
+
+
+def _with_other_offsets(keep: Keep, directory: Path) -> Keep:
+    """Returns the keep that a directory goes on into. That is another generation where somebody took offsets back, and the
+    query decided anew what its next batch reads: then what was kept of that stays behind.
+    """
+    committed = keep.committed()
+    if committed is None:
+        return keep
+    following = [path for path in left_after(keep, committed) if not path.endswith(CRC_SUFFIX)]
+    if not any(is_other(directory / path, keep.root / path, keep.env) for path in following):
+        return keep
+    found = begin_generation(keep, committed)
+    _write_generation(directory, found)
+    log.warning(
+        "checkpoint %s: %s has other offsets after batch %d than were kept, and goes on with them",
+        keep.name,
+        directory,
+        committed,
+    )
+    return found
 
 
 def _generation_of(directory: Path, env: Env) -> int:

@@ -24,7 +24,7 @@ from nosync.checkpoints.door.remote_errors import RemoteError, refused
 from nosync.checkpoints.generations import generations_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import open_generation
-from nosync.checkpoints.peers import fetch
+from nosync.checkpoints.peers import ask_peers
 from nosync.checkpoints.rewind import put_aside
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
@@ -101,7 +101,7 @@ class WhoServes:
             raise
         if not found and not is_here and not is_state:
             # Peers may not be met yet. When this returns they are, or are not there.
-            fetch(self._data, place.name, FETCH_PATIENCE_S, must_answer=True)
+            ask_peers(self._data, place.name, FETCH_PATIENCE_S)
             found = self._servers(place.name)
         if found:
             put_aside(live, self._env)

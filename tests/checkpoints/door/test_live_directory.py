@@ -14,8 +14,10 @@ from nosync.checkpoints.door.live_directory import prepare
 from nosync.checkpoints.generations import keeps_of
 from nosync.checkpoints.keep import Keep, open_generation
 from nosync.checkpoints.names import Batch
+from nosync.checkpoints.rewind import begin_generation
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import PLACE_FILE
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.helpers.checkpoints import contents
 
@@ -142,6 +144,60 @@ def test_a_query_that_committed_nothing_begins_again_with_its_offsets(
     opened(tmp_path / "data", live)
     expected = ["metadata", "offsets/0", "sources/0/0"] if has_log else ["metadata"]
     assert contents(live) == {path: there[path] for path in expected}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_directory_that_lost_contents_with_the_power_is_not_gone_on_from(
+    tmp_path: Path, live: Path, kind: str
+) -> None:
+    query = FakeQuery(live, kind)
+    query.run(3)
+    take(live, tmp_path / "data")
+    query.run()
+    torn = next(path for path in sorted(live.glob("state/0/0/*")) if path.name.startswith("4"))
+    torn.write_bytes(b"")
+    keep = opened(tmp_path / "data", live)
+    assert keep.safe() == 2
+    assert [path.name for path in (live / "commits").iterdir()] == ["2"]
+    assert all(path.stat().st_size for path in live.rglob("*") if path.is_file())
+
+
+def test_offsets_that_were_taken_back_while_the_door_was_closed(tmp_path: Path, live: Path) -> None:
+    query = FakeQuery(live, "changelog")
+    query.run(2)
+    query.begin()
+    take(live, tmp_path / "data")
+    query.remove("offsets/2")
+    query.remove("sources/0/2")
+    query.batch -= 1
+    query.begin('v1\n{"conf": {}}\n{"logOffset": 2, "more": 1}')
+    query.states()
+    query.commit()
+    keep = opened(tmp_path / "data", live)
+    assert keep.generation == 1
+    intake = Intake(live, keep, 100, lambda: None)
+    intake.take_all()
+    assert (intake.problem, keep.safe()) == (None, 2)
+    assert keep.read("offsets/2") == (live / "offsets/2").read_bytes()
+    assert opened(tmp_path / "data", live).generation == 1, "it is the same afterwards"
+
+
+@pytest.mark.parametrize("lacking", ["metadata", "state"])
+def test_what_came_in_part_is_not_taken_for_a_new_checkpoint(tmp_path: Path, live: Path, lacking: str) -> None:
+    query = FakeQuery(tmp_path / "elsewhere", "changelog")
+    query.run(4)
+    data, keep = tmp_path / "data", take(query.root, tmp_path / "data")
+    if lacking == "state":  # of the generation that counts; the one before is garbage
+        begin_generation(keep, Batch(3))
+        shutil.rmtree(keep.root)
+        (data / PLACE_FILE).write_text("{}")
+        for path in (data / "checkpoints" / "q.1").rglob("4.changelog"):
+            path.unlink()
+    else:
+        (keep.root / "metadata").unlink()
+    with pytest.raises(NotAvailableError, match="is kept, and metadata of the generation that counts is not"):
+        opened(data, live)
+    assert not live.exists()
 
 
 def test_another_query_is_refused(tmp_path: Path, live: Path) -> None:

@@ -6,13 +6,22 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import pytest
+
+import nosync
+from nosync.checkpoints import peers
 from nosync.checkpoints.door.app import DoorApp
-from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
+from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoint, ServedCheckpoints
 from nosync.checkpoints.door.server import Server
 from nosync.checkpoints.keep import Keep
+from nosync.checkpoints.retention import kept_batches
+from nosync.cli import main
+from nosync.lsm.errors import ReplicationError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import PLACE_FILE
 from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints.door.query_through_door import QueryThroughDoor
+from tests.checkpoints.fake_query import FakeQuery
 
 SECRET = "ab" * 16
 
@@ -51,6 +60,64 @@ def with_door(tmp_path: Path, peer: Peer, patience_s: float, do: Callable[[Serve
     finally:
         server.close()
         checkpoints.close()
+
+
+class SlowDaemon:
+    """Has not all that its peers have within the patience."""
+
+    def fetch_checkpoint(self, name: str, patience_s: float) -> tuple[bool, int]:
+        return False, 3
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def test_what_peers_did_not_send_in_time_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came is whole up to batch 3, and peers have batches after it."""
+    data = tmp_path / "data"
+    FakeQuery(tmp_path / "ck", "changelog").run(4)
+    with nosync.checkpoints.watch(tmp_path / "ck", data, name="q"):
+        pass
+    (data / PLACE_FILE).write_text("{}")
+    monkeypatch.setattr(peers, "client_of_daemon", lambda _: SlowDaemon())
+    said = "peers have more of it than came to .* within 20 s \\(3 files are here\\)"
+    with pytest.raises(ReplicationError, match=said):
+        ServedCheckpoint(data, "q", "webhdfs://x/q", Env(), DoorSettings(), lambda: None)
+    assert not (data / "checkpoint-live" / "q").exists()
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint", "restore", "q", str(tmp_path / "again"), "--store", str(data)])
+    assert ended.value.code
+    assert "peers have more of it" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_batch_that_is_not_whole_ends_strict_mode_and_not_the_query(tmp_path: Path) -> None:
+    peer = Peer()
+
+    def do(checkpoints: ServedCheckpoints, address: str) -> None:
+        query = QueryThroughDoor(tmp_path / "ck", address, "hdfs")
+        query.run(2)
+        query.begin()
+        query.commit()  # without its states
+        query.begin()
+        assert checkpoints.state("q") == "degraded"
+
+    with_door(tmp_path, peer, 0.3, do)
+
+
+def test_a_door_that_says_nothing_of_it_keeps_as_many_batches_as_before(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    FakeQuery(tmp_path / "ck", "changelog").run(2)
+    with nosync.checkpoints.watch(tmp_path / "ck", data, name="q", keep_batches=1000):
+        pass
+    for settings, expected in ((DoorSettings(), 1000), (DoorSettings(keep_batches=7), 7)):
+        served = ServedCheckpoint(data, "q", "webhdfs://x/q", Env(), settings, lambda: None)
+        try:
+            assert kept_batches(served.keep) == expected
+        finally:
+            served.close()
 
 
 def test_an_answer_waits_for_the_peer(tmp_path: Path) -> None:
