@@ -22,7 +22,7 @@ from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import Restored, check_new, fork, next_offsets, restore
+from nosync.checkpoints.restore import Restored, check_new, fork, next_offsets, remove_tree, restore
 from nosync.checkpoints.retention import (
     CheckpointPin,
     clean,
@@ -257,7 +257,10 @@ class Checkpoint:
         generation = directory_of(self.name, self._keep.generation)
         directory = self._keep.data / CHECKPOINT_VIEWS / generation / str(t)
         if self._keep.env.exists(directory / METADATA):
-            return Restored(directory, t, len(self._keep.closures.of(t).paths), repeats_offsets=False)
+            closure = self._keep.closures.of(t)
+            if self._is_of(directory, closure):
+                return Restored(directory, t, len(closure.paths), repeats_offsets=False)
+            remove_tree(directory)
         self._keep.env.make_dirs(directory.parent)
         return fork(self._keep, directory, t)
 
@@ -271,6 +274,13 @@ class Checkpoint:
         """
         said = {name: str(value) for name, value in options.items()}
         return state_diff(spark, self.at(before), self.at(after), said)
+
+    def _is_of(self, directory: Path, closure: Closure) -> bool:
+        """Returns whether a directory that was made of a batch is of what is kept now: that may have been replaced."""
+        own = (
+            path for path in closure.paths if path != METADATA and "/_metadata/v2/" not in path
+        )  # which name the directory
+        return not any(rewinding.is_other(directory / path, self._keep.root / path, self._keep.env) for path in own)
 
     def pin(self, name: str, at: int | None = None) -> CheckpointPin:
         """Keeps a batch, by default the newest that is safe, for as long as the name is there."""

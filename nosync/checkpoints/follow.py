@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StoreId, StorePart, parse
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, SourceFile, StateFile, StoreId, StorePart, parse
 from nosync.checkpoints.spark_files import read_commit, read_offsets
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.platform.env import storage_errors
@@ -28,6 +28,7 @@ AGAIN_AFTER_S = 1.0
 _MOST_LATER = 100
 """Of so many versions a snapshot is looked for after each commit; of older ones when all is listed."""
 _DIRECTORIES = ("commits", "offsets", "sources", "state")
+_OF_OPERATORS = ("_metadata", "_stateSchema")
 _FORMS = ("delta", "changelog", "snapshot", "zip")
 
 
@@ -184,11 +185,31 @@ class Follower:
         if self._keep.env.exists(self._source / f"offsets/{t + 1}"):  # sources write their logs before it
             found += self._log_entries(Batch(t + 1))
         ids = read_commit(self._read(f"commits/{t}"), str(self._source / f"commits/{t}")).ids
+        found += self._of_operators()
         for store in self._keep.index.stores():
             names = [f"{t + 1}_{id}" for id in sorted(ids.get((store.operator, store.partition), ()))] or [f"{t + 1}"]
             found += [f"{store.directory}/{name}.{form}" for name in names for form in _FORMS]
             found += self._later_bases(store)
         return [*found, *(f"{path}.crc" for path in found)]
+
+    def _of_operators(self) -> list[str]:
+        """Returns what operators say of themselves: a query that starts with other columns writes new files before its batch,
+        under names that only a listing tells.
+        """
+        env, state = self._keep.env, self._source / "state"
+        directories = (
+            f"state/{operator}/{of_operator}"
+            for operator, is_directory in env.entries(state)
+            if is_directory
+            for of_operator in _OF_OPERATORS
+        )
+        with storage_errors("list", state):
+            return [
+                path
+                for one in directories
+                for path in files_below(self._source, env, one)
+                if not path.endswith(CRC_SUFFIX)
+            ]
 
     def _later_bases(self, store: StoreId) -> list[str]:
         """Returns the names of bases that Spark may have made since, of versions after the newest one that is kept.

@@ -87,7 +87,7 @@ def new_directory(directory: Path, env: Env) -> Iterator[Path]:
             making.rename(directory)
             env.sync_dir(directory.parent)
     finally:
-        _remove_tree(making)
+        remove_tree(making)
 
 
 def check_new(directory: Path, env: Env) -> None:
@@ -157,13 +157,13 @@ def readdressed(text: str, address: str) -> str:
     return _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
 
 
-def _remove_tree(directory: Path) -> None:
+def remove_tree(directory: Path) -> None:
     """Removes a directory that was begun and got no name."""
     if not directory.is_dir():
         return
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
-            _remove_tree(path)
+            remove_tree(path)
         else:
             path.unlink()
     directory.rmdir()
