@@ -126,7 +126,7 @@ def test_a_lazy_restore_follows_a_writer_that_merges_further_than_it_goes(
 def test_what_was_fetched_of_layers_that_are_gone_is_let_go(
     open_store: OpenStore, tmp_path: Path, bucket: SimulatedBucket
 ) -> None:
-    copies = Copies(open_store("writer", settings=QUIET), bucket, grace_s=0.0, large_bytes=1)
+    copies = Copies(open_store("writer", settings=QUIET), bucket, grace_s=0.0, large_bytes=500)
     epochs(copies.store, range(10))
     copies.push()
     env = BucketEnv(tmp_path / "kept", bucket)
