@@ -22,7 +22,7 @@ from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import Restored, check_new, fork, next_offsets, remove_tree, restore
+from nosync.checkpoints.restore import Restored, check_target, fork, next_offsets, remove_tree, restore
 from nosync.checkpoints.retention import (
     CheckpointPin,
     clean,
@@ -192,7 +192,7 @@ class Checkpoint:
                 "say both output= and new_output=: from where, and to where, a file sink's output goes"
             )
         path = local_directory(directory)
-        check_new(path, self._keep.env)
+        check_target(self._keep, path)
         batch = self._keep.at(at)
         with self._output_at(output, new_output, batch):
             made = fork(self._keep, path, batch, address=address)
@@ -231,7 +231,7 @@ class Checkpoint:
         if output is not None and new_output is None and not sink_rewound:
             rewinding.check_sink(local_directory(output), batch, self.query(), self._keep.env)
         path = local_directory(directory)
-        check_new(path, self._keep.env)
+        check_target(self._keep, path)
         with self._writing(), self._output_at(output, new_output, batch):
             self._keep, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
         return restore(self._keep, path, batch), kept

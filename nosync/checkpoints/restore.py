@@ -23,6 +23,7 @@ from nosync.checkpoints.keep import Keep
 from nosync.checkpoints.names import CRC_SUFFIX, Batch
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.platform.layout import CHECKPOINTS
 
 _SINK_LOG = "_spark_metadata"
 _SCHEMA_PATH = re.compile(r'"(?P<root>[^"\\]*?)(?P<rest>/state/\d+/_stateSchema/[^"\\]*)"')
@@ -58,6 +59,7 @@ def fork(keep: Keep, directory: Path, t: int | None = None, *, address: str | No
 
 def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id: bool) -> Restored:
     env = keep.env
+    check_target(keep, directory)
     paths = set(keep.closures.of(t).paths)
     following = set() if new_id else next_offsets(keep, t)
     paths |= following
@@ -90,8 +92,19 @@ def new_directory(directory: Path, env: Env) -> Iterator[Path]:
         remove_tree(making)
 
 
+def check_target(keep: Keep, directory: Path) -> None:
+    """Raises InvalidInputError as `check_new` does, and for a directory among those in which checkpoints are kept: it would be
+    taken for one of them.
+    """
+    check_new(directory, keep.env)
+    if (keep.data / CHECKPOINTS).resolve() in directory.resolve().parents:
+        raise InvalidInputError(f"{directory} is among the kept checkpoints of {keep.data}: say a directory elsewhere")
+
+
 def check_new(directory: Path, env: Env) -> None:
     """Raises InvalidInputError where a directory is there that is not empty, or a file, or that another one cannot replace."""
+    if directory.is_symlink():
+        raise InvalidInputError(f"{directory} is a link: say a new directory; nothing was changed")
     is_file = env.exists(directory) and not directory.is_dir()
     if is_file or env.list_dir(directory) or os.path.ismount(directory):
         what = "a file" if is_file else "a mount point" if os.path.ismount(directory) else "there, and not empty"

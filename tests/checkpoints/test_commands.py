@@ -94,6 +94,8 @@ def test_a_store_and_kept_checkpoints_share_a_directory(kept: FakeQuery, tmp_pat
 
 def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
     for arguments, text in (
         (("status", "word", "--store", data), "did you mean 'words'"),
         (
@@ -117,6 +119,9 @@ def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.C
         (("list", "--store", ""), "it is empty"),
         (("list", "--store", kept.root / "metadata"), "is a file"),
         (("restore", "words", kept.root / "metadata", "--store", data), "is a file: say a new directory"),
+        (("restore", "words", tmp_path / "link", "--store", data), "is a link: say a new directory"),
+        (("restore", "words", data / "checkpoints" / "again", "--store", data), "is among the kept checkpoints of"),
+        (("fork", "words", "two", data / "checkpoints" / "two", "--store", data), "is among the kept checkpoints of"),
         (("restore", "words", "", "--store", data), "it is empty"),
         (("watch", "", "--once", "--store", data), "it is empty"),
     ):
