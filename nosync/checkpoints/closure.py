@@ -246,7 +246,7 @@ class _Search:
     def _base(self, store: StoreId, files: Sequence[StateFile]) -> list[str]:
         """Returns a base that is whole, with the files that it names; none where there is none."""
         for file in files:
-            if file.form is Form.SNAPSHOT:
+            if file.form is Form.SNAPSHOT and self._index.size_bytes(file.path):
                 return [file.path]
             if file.form is Form.ZIP and self._is_whole(store, file):
                 return [file.path, *(f"{store.directory}/{part.name}" for part in self._closures.parts(file.path))]

@@ -97,6 +97,15 @@ def test_a_torn_sst_file_makes_an_earlier_base_count(tmp_path: Path) -> None:
     assert closures(tmp_path / "plain").newest().batch == 0  # type: ignore[union-attr]
 
 
+def test_an_empty_snapshot_makes_an_earlier_base_count(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(7)
+    (tmp_path / "state/0/0/6.snapshot").write_bytes(b"")
+    found = closures(tmp_path).of(Batch(6)).paths
+    assert "state/0/0/6.snapshot" not in found
+    assert {f"state/0/0/{name}" for name in ("3.snapshot", "4.delta", "5.delta", "6.delta", "7.delta")} <= found
+
+
 def test_the_attempt_that_was_committed_counts(tmp_path: Path) -> None:
     """With format v2 two attempts may have written a version; of a batch before the commit of its batch says which."""
     query = FakeQuery(tmp_path, "v2")

@@ -260,7 +260,7 @@ class SpreadFiles(FileOperations):
         for name, is_directory in self._env.entries(self._elsewhere / path):
             if not is_directory and (status := self._status_elsewhere(f"{path}/{name}".lstrip("/"), name)) is not None:
                 there[name] = status
-        here = {status["pathSuffix"]: status for status in super().list(path) if path or status["pathSuffix"] != DOOR}
+        here = {status["pathSuffix"]: status for status in super().list(path)}
         return [found for _, found in sorted({**here, **there}.items())]
 
     def delete(self, path: str, *, is_recursive: bool) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nosync.checkpoints.door.live_directory import DOOR
 from nosync.checkpoints.door.remote_errors import (
     RemoteError,
     already_exists,
@@ -56,6 +57,8 @@ class FileOperations:
                 return [_status(found)]
             statuses = []
             for name, _ in sorted(self._env.entries(target)):
+                if not path and name == DOOR:
+                    continue
                 with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                     statuses.append(_status(os.lstat(target / name), name))
             return statuses

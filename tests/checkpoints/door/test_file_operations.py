@@ -102,6 +102,8 @@ def test_statuses_and_lists(checkpoint: Checkpoint) -> None:
     assert found == {"x": ("FILE", 5), "e": ("DIRECTORY", 0)}
     assert [one["length"] for one in checkpoint.files.list("d/x")] == [5]
     assert checkpoint.files.status("")["type"] == "DIRECTORY"
+    (checkpoint.root / ".door").mkdir()  # what the door has to know of it
+    assert [one["pathSuffix"] for one in checkpoint.files.list("")] == ["d"]
     for path in ("nothing", "d/nothing", "no/thing"):
         with pytest.raises(RemoteError) as refused:
             checkpoint.files.status(path)
