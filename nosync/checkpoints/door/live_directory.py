@@ -113,19 +113,22 @@ def _empty_file(keep: Keep, directory: Path) -> str | None:
 
 
 def _with_other_offsets(keep: Keep, directory: Path) -> Keep:
-    """Returns the keep that a directory goes on into. That is another generation where somebody took offsets back, and the
-    query decided anew what its next batch reads: then what was kept of that stays behind.
+    """Returns the keep that a directory goes on into. That is another generation where somebody took offsets back, so that the
+    query decides, or has decided, anew what its next batch reads: then what was kept of that stays behind.
     """
     committed = keep.committed()
     if committed is None:
         return keep
     following = [path for path in left_after(keep, committed) if not path.endswith(CRC_SUFFIX)]
-    if not any(is_other(directory / path, keep.root / path, keep.env) for path in following):
+    env = keep.env
+    if all(
+        env.exists(directory / path) and not is_other(directory / path, keep.root / path, env) for path in following
+    ):
         return keep
     found = begin_generation(keep, committed)
     _write_generation(directory, found)
     log.warning(
-        "checkpoint %s: %s has other offsets after batch %d than were kept, and goes on with them",
+        "checkpoint %s: %s has not the offsets after batch %d that were kept, and goes on without these",
         keep.name,
         directory,
         committed,

@@ -162,7 +162,10 @@ def test_a_directory_that_lost_contents_with_the_power_is_not_gone_on_from(
     assert all(path.stat().st_size for path in live.rglob("*") if path.is_file())
 
 
-def test_offsets_that_were_taken_back_while_the_door_was_closed(tmp_path: Path, live: Path) -> None:
+@pytest.mark.parametrize("ran_meanwhile", [True, False])
+def test_offsets_that_were_taken_back_while_the_door_was_closed(
+    tmp_path: Path, live: Path, ran_meanwhile: bool
+) -> None:
     query = FakeQuery(live, "changelog")
     query.run(2)
     query.begin()
@@ -170,11 +173,18 @@ def test_offsets_that_were_taken_back_while_the_door_was_closed(tmp_path: Path, 
     query.remove("offsets/2")
     query.remove("sources/0/2")
     query.batch -= 1
-    query.begin('v1\n{"conf": {}}\n{"logOffset": 2, "more": 1}')
-    query.states()
-    query.commit()
+
+    def run() -> None:
+        query.begin('v1\n{"conf": {}}\n{"logOffset": 2, "more": 1}')
+        query.states()
+        query.commit()
+
+    if ran_meanwhile:
+        run()
     keep = opened(tmp_path / "data", live)
     assert keep.generation == 1
+    if not ran_meanwhile:
+        run()
     intake = Intake(live, keep, 100, lambda: None)
     intake.take_all()
     assert (intake.problem, keep.safe()) == (None, 2)
