@@ -25,7 +25,8 @@ from nosync.flow.bound_stage import (
     BoundStage,
 )
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, UPDATE
+from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, UPDATE
+from nosync.flow.tables import NewestRows
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
@@ -216,6 +217,8 @@ def stages_to_bootstrap(
             recorded_as = stage.loop if stage.loop is not None and stage.of_rounds else stage.name
             if stage.recorded and recorded_as not in changed:
                 continue
+            if _is_given(stage, returned):
+                continue
             declared, is_returned = _declared(stage), stage.name in returned
             is_new = (stage.loop or stage.name) not in known and not is_returned
             # What is given once stays as it was given, and what follows it goes on.
@@ -285,6 +288,14 @@ def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: boo
     if stage.loop is not None:
         return not flow.loops[stage.loop].growing
     return (stage.kind in (PER_KEY, JOIN, ARRANGE) and not is_new) or _changing_input(flow, stage) is not None
+
+
+def _is_given(stage: BoundStage, returned: Collection[str]) -> bool:
+    """Returns whether a stage has what the epochs were given, and nothing that another code would make of it. One that comes
+    back has it again: to a source, and to a table, nothing was given in between.
+    """
+    is_table = isinstance(stage.function, NewestRows) and stage.name in returned and stage.inputs[0] in returned
+    return stage.kind == SOURCE or is_table
 
 
 def _goes_on(stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:

@@ -117,7 +117,8 @@ class Run:
         for one in tables:
             self.say(f"comparing {one.shown} with what is recorded")
             frame = self.pipeline.planner.frame_of(one.leaf)
-            before = None if last is None else job.read(one.name)
+            had = self._last_with(one.name)
+            before = None if had is None else job.read(one.name, had)
             changes[one.name] = changes_of(one, frame, before).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if tables and (last is None or any(not frame.isEmpty() for frame in changes.values())):
@@ -125,6 +126,19 @@ class Run:
         finally:
             for frame in changes.values():
                 frame.unpersist()
+
+    def _last_with(self, stage: str) -> int | None:
+        """Returns the last epoch that has a stage: another one than the last where it was taken out, and comes back. None
+        where it is new.
+        """
+        last = self.store.last_sealed()
+        for t in range(-1 if last is None else last, -1, -1):
+            manifest = self.store.manifest(t)
+            if manifest is None:
+                break
+            if any(entry.id.trace.stage == stage for entry in manifest.entries):
+                return t
+        return None
 
     def _advance(self, job: Job, given: Mapping[str, DataFrame]) -> None:
         """Runs an epoch that is no batch of a stream."""

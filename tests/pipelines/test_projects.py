@@ -397,6 +397,25 @@ def test_a_dataset_that_was_taken_out_comes_back_with_what_all_rows_give(small: 
 
 
 @pytest.mark.long("make spark")
+def test_an_input_that_was_taken_out_comes_back_with_its_rows(small: Project) -> None:
+    """Also what went from it meanwhile is found."""
+    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('k int').json('data/items')\n"
+    small.give("items", [{"k": 1}, {"k": 2}])
+    first = next((small.root / "data" / "items").iterdir())
+    small.write("items", "from pyspark import pipelines as dp\n\n" + text)
+    small.run()
+    assert small.rows("items") == counted((1,), (2,))
+    (small.root / "transformations" / "items.py").unlink()
+    small.give("orders", [{"customer": "dee", "amount": 40}])
+    small.run()
+    small.give("items", [{"k": 2}, {"k": 3}])
+    first.unlink()
+    small.write("items", "from pyspark import pipelines as dp\n\n" + text)
+    small.run()
+    assert small.rows("items") == counted((2,), (3,))
+
+
+@pytest.mark.long("make spark")
 def test_an_auto_cdc_that_is_defined_before_its_table_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
     feed = MORE[: MORE.index("@dp.materialized_view")]
     text = """dp.create_auto_cdc_flow(target="people", source="feed_input", keys=["customer"], sequence_by=F.col("seq"){})
