@@ -25,10 +25,11 @@ from nosync.job.branch_checks import (
     recorded_schema,
     returned_stages,
 )
-from nosync.job.delivery import check_not_given
+from nosync.job.delivery import check_columns, check_not_given, check_sinks
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.meanings import recorded_aggregates
 from nosync.job.position import Position
+from nosync.job.sinks import Sink
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
 from nosync.lsm.facts.deliveries import DeliveryLog
@@ -106,14 +107,15 @@ class Upgrade:
         keep_as: str | None = None,
         before: Dataflow | None = None,
         at: int | None = None,
-        sinks: Collection[str] | None = None,
+        sinks: Mapping[str, Sink] | Collection[str] | None = None,
     ) -> None:
-        """`sinks`: the stages that have one (default: those that had one).
+        """`sinks`: the stages that have one, or these with their sinks (default: those that had one).
 
         `before`: the code before, where that is there. `at`: a sealed epoch to fork at, for `branch_off`, in the place of
         the last one.
 
-        Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
+        Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded; UnknownStageError,
+        FlowError or InvalidInputError for a sink that could not be given anything of the new code."""
         if position.branch != MAIN:
             raise FlowError(
                 f"an upgrade is for {MAIN!r}; branch {position.branch!r} has other code by branch(replace=, add=, drop=)"
@@ -135,6 +137,9 @@ class Upgrade:
         recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
         columns = self._new_columns(traces)
         bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns})
+        if isinstance(self._sinks, Mapping):
+            check_sinks(self._sinks, self._declared)
+            check_columns(self._sinks, bound)
         returned = returned_stages(bound, recorded, self._store.node.histories(MAIN), int(last))
         pinned = self._versions.as_recorded(self._declared, manifest, {stage.name for stage in bound.recorded})
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
@@ -263,7 +268,7 @@ class Upgrade:
 
 def upgrade_of(
     flow: Dataflow, store: Store, spark: SparkSession, keep_as: str | None = None, at: int | None = None,
-    sinks: Collection[str] | None = None,
+    sinks: Mapping[str, Sink] | Collection[str] | None = None,
 ) -> Upgrade:  # fmt: skip
     """Returns the upgrade of a store to a flow, where no job runs. The rest is as for `Upgrade`."""
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415 - the store works without pyspark
