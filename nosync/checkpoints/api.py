@@ -260,7 +260,7 @@ class Checkpoint:
             closure = self._keep.closures.of(t)
             if self._is_of(directory, closure):
                 return Restored(directory, t, len(closure.paths), repeats_offsets=False)
-            remove_tree(directory)
+            remove_tree(directory, self._keep.env)
         self._keep.env.make_dirs(directory.parent)
         return fork(self._keep, directory, t)
 
@@ -277,10 +277,11 @@ class Checkpoint:
 
     def _is_of(self, directory: Path, closure: Closure) -> bool:
         """Returns whether a directory that was made of a batch is of what is kept now: that may have been replaced."""
-        own = (
+        env, root = self._keep.env, self._keep.root
+        linked = (
             path for path in closure.paths if path != METADATA and "/_metadata/v2/" not in path
-        )  # which name the directory
-        return not any(rewinding.is_other(directory / path, self._keep.root / path, self._keep.env) for path in own)
+        )  # others are made
+        return not any(rewinding.is_other(directory / path, root / path, env) for path in linked)
 
     def pin(self, name: str, at: int | None = None) -> CheckpointPin:
         """Keeps a batch, by default the newest that is safe, for as long as the name is there."""

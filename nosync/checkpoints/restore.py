@@ -9,12 +9,13 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
     return Restored(directory, t, len(paths), bool(following))
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_directory(directory: Path, env: Env) -> Iterator[Path]:
     """Gives a path beside a directory to fill. It becomes the directory at the end of the `with`, and not where that fails.
 
@@ -89,7 +90,7 @@ def new_directory(directory: Path, env: Env) -> Iterator[Path]:
             making.rename(directory)
             env.sync_dir(directory.parent)
     finally:
-        remove_tree(making)
+        remove_tree(making, env)
 
 
 def check_target(keep: Keep, directory: Path) -> None:
@@ -170,16 +171,16 @@ def readdressed(text: str, address: str) -> str:
     return _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
 
 
-def remove_tree(directory: Path) -> None:
-    """Removes a directory that was begun and got no name."""
-    if not directory.is_dir():
-        return
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
+def remove_tree(directory: Path, env: Env) -> None:
+    """Removes a directory and all that is in it, if it is there. Links are removed, and not followed."""
+    for name in env.list_dir(directory):
+        entry = directory / name
+        if stat.S_ISDIR(os.lstat(entry).st_mode):
+            remove_tree(entry, env)
         else:
-            path.unlink()
-    directory.rmdir()
+            env.unlink(entry)
+    with contextlib.suppress(FileNotFoundError):
+        directory.rmdir()
 
 
 def sink_log(output: Path) -> Path | None:

@@ -97,6 +97,14 @@ def test_a_torn_sst_file_makes_an_earlier_base_count(tmp_path: Path) -> None:
     assert closures(tmp_path / "plain").newest().batch == 0  # type: ignore[union-attr]
 
 
+def test_a_batch_whose_changes_lost_their_contents_cannot_be_gone_on_from(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(5)
+    (tmp_path / "state/0/0/4.delta").write_bytes(b"")
+    assert closures(tmp_path).why_not(Batch(4)) == "state/0/0/4.delta: is empty"
+    assert closures(tmp_path).why_not(Batch(2)) is None
+
+
 def test_an_empty_snapshot_makes_an_earlier_base_count(tmp_path: Path) -> None:
     query = FakeQuery(tmp_path, "hdfs")
     query.run(7)

@@ -26,11 +26,11 @@ from blake3 import blake3
 from nosync.checkpoints.door.file_operations import (
     FileOperations,
     file_status,
-    remove_tree,
 )
 from nosync.checkpoints.door.live_directory import DOOR
 from nosync.checkpoints.door.remote_errors import already_exists, not_empty, not_found
 from nosync.checkpoints.names import CRC_SUFFIX, Form, StateFile, StorePart, is_kept, parse
+from nosync.checkpoints.restore import remove_tree
 from nosync.checkpoints.spark_files import read_commit, read_snapshot
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.platform.env import Env, storage_errors

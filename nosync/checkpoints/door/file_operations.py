@@ -29,6 +29,7 @@ from nosync.checkpoints.door.remote_errors import (
     not_found,
     refused,
 )
+from nosync.checkpoints.restore import remove_tree
 from nosync.lsm.platform.env import Env, NotRegularFileError, advice, open_regular
 
 BLOCK_BYTES = 128 << 20
@@ -151,18 +152,6 @@ class FileOperations:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise denied(f"/{path}: leads over a link or a special file, which the door does not follow")
         return self._root / path if path else self._root
-
-
-def remove_tree(directory: Path, env: Env) -> None:
-    """Removes a directory and all that is in it. Links are removed, and not followed."""
-    for name in env.list_dir(directory):
-        entry = directory / name
-        if stat.S_ISDIR(os.lstat(entry).st_mode):
-            remove_tree(entry, env)
-        else:
-            env.unlink(entry)
-    with contextlib.suppress(FileNotFoundError):
-        directory.rmdir()
 
 
 def directory_status(name: str = "") -> dict[str, Any]:

@@ -106,8 +106,9 @@ def _is_torn(keep: Keep, directory: Path, lacks: Callable[[], str | None]) -> bo
 
 
 def _empty_file(keep: Keep, directory: Path) -> str | None:
-    """Returns what lost its contents with the power: files get their names before they are durable."""
-    paths = (path for path in files_below(directory, keep.env) if never_empty(path))
+    """Returns what lost its contents with the power: files get their names before they are durable. What is kept is."""
+    index = keep.index
+    paths = (path for path in files_below(directory, keep.env) if never_empty(path) and not index.size_bytes(path))
     empty = next((path for path in paths if not keep.env.size_bytes(directory / path)), None)
     return None if empty is None else f"{empty} is empty, as after a loss of power"
 

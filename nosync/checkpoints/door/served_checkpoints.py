@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nosync.checkpoints.door.elsewhere import SpreadFiles
-from nosync.checkpoints.door.file_operations import FileOperations, remove_tree
+from nosync.checkpoints.door.file_operations import FileOperations
 from nosync.checkpoints.door.gate import PATIENCE_S, Gate, Held
 from nosync.checkpoints.door.intake import Intake
 from nosync.checkpoints.door.live_directory import UNFINISHED, prepare
@@ -26,6 +26,7 @@ from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation
 from nosync.checkpoints.names import BatchFile, parse
 from nosync.checkpoints.peers import fetch
+from nosync.checkpoints.restore import remove_tree
 from nosync.checkpoints.retention import kept_batches, set_kept_batches
 from nosync.lsm.errors import NosyncError, StoreLockedError
 from nosync.lsm.platform.env import Env, storage_errors

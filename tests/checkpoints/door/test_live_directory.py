@@ -210,6 +210,18 @@ def test_what_came_in_part_is_not_taken_for_a_new_checkpoint(tmp_path: Path, liv
     assert not live.exists()
 
 
+def test_a_query_that_begins_again_is_not_taken_for_the_one_before(tmp_path: Path, live: Path) -> None:
+    """What its first batch was to read is not all kept, so it decides anew."""
+    FakeQuery(live, "changelog").begin('v1\n{"conf": {}}\n{"logOffset": 3}')
+    take(live, tmp_path / "data")
+    shutil.rmtree(live)
+    keep = opened(tmp_path / "data", live)
+    assert "offsets/0" not in keep.index
+    FakeQuery(live, "changelog").run()
+    Intake(live, keep, 100, lambda: None).take_all()
+    assert keep.closures.why_not(Batch(0)) is None
+
+
 def test_another_query_is_refused(tmp_path: Path, live: Path) -> None:
     FakeQuery(live, "changelog").run(2)
     take(live, tmp_path / "data")
