@@ -26,6 +26,7 @@ from nosync.flow.stage_options import (
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
 from nosync.kernels.join_types import JoinSpec
 from nosync.kernels.joins import arranged_schema, joined_schema
+from nosync.kernels.own_function import OwnFunction
 from nosync.kernels.windows import END, MIN, START, Window, is_time, window_type
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe
 from nosync.lsm.columnar.hashing import check_key_type
@@ -105,13 +106,15 @@ def over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
     described = "None {}"  # fingerprints have a window and options of every part, and this one has neither
     part = bindings.part(stage, "all", MAP, upstream.name)
     bound = bindings.stage(part, schema, changing=upstream.changing, described=described)
-    bindings.add_after(replace(bound, function=with_one_key, output=output, level=NONE), upstream.name)
+    bindings.add_after(replace(bound, function=WithOneKey(), output=output, level=NONE), upstream.name)
     return replace(stage, key=(ALL_ROWS,), inputs=(part.name,))
 
 
-def with_one_key(rows: pa.Table) -> pa.Table:
-    """Returns rows with the key that all of them have."""
-    return rows.append_column(ALL_ROWS, pa.repeat(pa.scalar(0, ALL_ROWS_TYPE), rows.num_rows))
+class WithOneKey(OwnFunction):
+    """Gives rows the key that all of them have."""
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        return rows.append_column(ALL_ROWS, pa.repeat(pa.scalar(0, ALL_ROWS_TYPE), rows.num_rows))
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------

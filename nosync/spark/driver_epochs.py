@@ -28,7 +28,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.flow.bind_keyed import with_one_key
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JvmOptions
@@ -142,7 +141,7 @@ def _check_kind(spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]
 
 def _has_function_of_user(stage: BoundStage) -> bool:
     function = stage.function
-    return not (function is None or isinstance(function, OwnFunction) or function is with_one_key)
+    return function is not None and not isinstance(function, OwnFunction)
 
 
 def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, Sequence[ParquetFile]]) -> dict[str, pa.Table]:
