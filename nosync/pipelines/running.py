@@ -20,6 +20,7 @@ from nosync.job.stream_checks import batches_of
 from nosync.job.upgrade import Upgrade, UpgradePlan, upgrade_of
 from nosync.lsm.errors import DeterminismError, FlowError, InvalidInputError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 from nosync.pipelines.datasets import TEMPORARY_VIEW
@@ -131,14 +132,8 @@ class Run:
         """Returns the last epoch that has a stage: another one than the last where it was taken out, and comes back. None
         where it is new.
         """
-        last = self.store.last_sealed()
-        for t in range(-1 if last is None else last, -1, -1):
-            manifest = self.store.manifest(t)
-            if manifest is None:
-                break
-            if any(entry.id.trace.stage == stage for entry in manifest.entries):
-                return t
-        return None
+        last, spans = self.store.last_sealed(), self.store.node.timelines.history(stage)
+        return None if last is None or not spans else min(last, epoch_of(Time(spans[-1].upper - 1)))
 
     def _advance(self, job: Job, given: Mapping[str, DataFrame]) -> None:
         """Runs an epoch that is no batch of a stream."""
