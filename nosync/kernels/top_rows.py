@@ -43,10 +43,9 @@ class TopRows(OwnFunction):
     @property
     def is_known_by_first_rows(self) -> bool:
         """Returns whether what it makes of a partition's first rows is what it makes of all of them."""
-        made = {one.name: one.function for one in self.over.columns}
-        return (
-            made[self.rank] in _OF_ROWS_BEFORE and all(one in _OF_ROWS_BEFORE for one in made.values())
-        ) and not self.over.drops  # else a column that they are ordered by is not recorded
+        if self.over.drops:
+            return False  # a column that they are ordered by is not recorded
+        return all(one.function in _OF_ROWS_BEFORE for one in self.over.columns)
 
     def first_rows(
         self, rows: pa.Table, partition: Indices, weights: npt.NDArray[np.int64], recorded: int

@@ -123,7 +123,7 @@ class Over:
             made[id_of(output)] = replace(column, name=named(str(output.name()), *what))
             types[made[id_of(output)].name] = output.dataType()
         columns = [(one, str(types[one.name].sql())) for one in dict.fromkeys(made.values())]
-        first = next(((made[i].name, number) for i, number in most.items()), None)
+        first = next(((made[i].name, number) for i, number in most.items() if i in made), None)
         stage = self._added(given, keys, order, columns, first)
         return Relation(stage, {**relation.columns, **{i: one.name for i, one in made.items()}}, types)
 

@@ -59,8 +59,9 @@ class Translator:
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
         self._wanted: Mapping[int, str] = {}
-        self._most: Mapping[int, int] = {}
-        """Up to which ranks rows are asked for, of the window function that is translated next."""
+        self._most: Mapping[
+            int, int
+        ] = {}  # up to which ranks rows are asked for, of the window function that comes next
         self.used: dict[str, None] = {}
         """The inputs that the view reads."""
 
@@ -303,8 +304,7 @@ class Translator:
     # --- places of rows -----------------------------------------------------------------------------------------------
 
     def _window(self, plan: Node) -> Relation:
-        made = set(map(id_of, items(plan.windowExpressions())))
-        most, self._most = {i: number for i, number in self._most.items() if i in made}, {}
+        most, self._most = self._most, {}
         return self._over.of(plan, self._of(plan.child()), most)
 
     def _globallimit(self, plan: Node) -> Relation:
