@@ -57,8 +57,20 @@ def _unsealed(directory: LayerDirectory, timelines: Timelines, stage: str, t: in
                 f"branch {branch} is sealed up to {last}: there is no state of stage {stage} as of {t}"
             )
         return _of(timelines, branch, stage, history[-1])
+    raise _not_there(timelines, stage, t, branch)
+
+
+def check_listed(timelines: Timelines, stage: str, t: int, branch: str) -> None:
+    """Raises UnknownStageError where a sealed epoch has not a stage that was there before: an upgrade had taken it out."""
+    sealed, history = timelines.manifest(t, branch), timelines.histories(branch).get(stage, ())
+    begun = bool(history) and pack(t) >= history[0].lower
+    if begun and sealed is not None and all(entry.id.trace.stage != stage for entry in sealed.entries):
+        raise _not_there(timelines, stage, t, branch)
+
+
+def _not_there(timelines: Timelines, stage: str, t: int, branch: str) -> UnknownStageError:
     known = sorted(timelines.histories(branch))
-    raise UnknownStageError(
+    return UnknownStageError(
         f"branch {branch} has no stage {stage} at {t}, which others have; its stages: {', '.join(known) or 'none'}"
     )
 

@@ -24,6 +24,7 @@ from nosync.lsm.model.history import History, check_not_replaced, replaced_at
 from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.stage_views import check_listed
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.change_feed import EXPIRE
 from nosync.replication.client.location import StoreLocation
@@ -136,6 +137,7 @@ class Reading:
         if not below.recorded or below.of_rounds:
             raise NotAvailableError(why_not_recorded(stage, below))
         check_readable(below)
+        check_listed(self._node.timelines, below.name, t, self._position.branch)
         history = self._node.histories(self._position.branch).get(below.name, ())
         if changes_after is not None:
             check_not_replaced(history, changes_after, t, f"stage {stage}")

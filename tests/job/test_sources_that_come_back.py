@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,10 @@ import pytest
 import nosync
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
+from nosync.job.reading import Reading
 from nosync.job.upgrade import Upgrade
 from nosync.lsm.errors import InvalidInputError
+from nosync.replication.client.location import StoreLocation
 from tests.conftest import OpenStore
 from tests.helpers.runner import StoreRunner, parse_ddl
 
@@ -78,6 +81,30 @@ def test_a_source(open_store: OpenStore) -> None:
     assert state(store, "clicked", 4) == [("x", 4)]
     kinds = [row["_change_type"] for row in store.changes("sales", -1, 4).to_pylist()]
     assert kinds == ["insert"] * 6, "nothing is taken back"
+
+
+def test_an_epoch_without_the_stage_is_not_read_as_one_without_rows(open_store: OpenStore) -> None:
+    store = open_store(retain=100)
+    runner = StoreRunner(flow_of(with_sales=True, as_table=False), store, 1, shards=2)
+    runner.advance(0, {"clicks": rows(("x", 1)), "sales": rows(("y", 10))})
+    runner = upgraded(store, flow_of(with_sales=False, as_table=False))
+    runner.advance(1, {"clicks": rows(("x", 1))})
+    code = flow_of(with_sales=True, as_table=False)
+    runner = upgraded(store, code)
+    runner.advance(2, {"clicks": rows(("x", 1)), "sales": rows(("y", 5))})
+    position = Position(store, "main")
+    versions = FlowVersions(code, store.node, position, parse_ddl, None)
+    location = StoreLocation(str(store.directory.root), store.directory.key_groups)
+    reading = Reading(cast(Any, None), store, location, position, versions, {})
+    for stage in ("sold", "sales"):  # with a key and without one
+        for read in (
+            lambda stage=stage: store.read(stage, 1),
+            lambda stage=stage: reading.state(stage, 1),
+            lambda stage=stage: reading.changes(stage, 0, 1),
+        ):
+            with pytest.raises(nosync.UnknownStageError, match=f"branch main has no stage {stage} at 1"):
+                read()
+    assert state(store, "sold", 2) == [("y", 15)]
 
 
 def test_a_table(open_store: OpenStore) -> None:
