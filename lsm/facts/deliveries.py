@@ -56,12 +56,21 @@ class DeliveryLog:
         What was given for the epochs after it may be that of the other timeline, also where it was marked too long ago
         to be known.
         """
-        shared = [
-            self._refs.shared_until(timeline, self._timeline)
-            for timeline, _ in self._stale()
-            if timeline in self._refs.timelines
-        ]
-        return min((-1 if t is None else t for t in shared), default=None)
+        lines = {timeline for timeline, _ in self._stale() if timeline in self._refs.timelines}
+        return min((self.shared_until(line) for line in lines), default=None)
+
+    def is_of(self, line: str, t: int) -> bool:
+        """Returns whether an epoch that a timeline sealed is one of the job's."""
+        return self._holds(line, t)
+
+    def known_lines(self) -> list[str]:
+        """Returns all timelines of the store, those that were left, too."""
+        return [*self._refs.timelines]
+
+    def shared_until(self, line: str) -> int:
+        """Returns the last epoch that another timeline has in common with the job's; -1: none."""
+        shared = self._refs.shared_until(line, self._timeline)
+        return -1 if shared is None else shared
 
     def after(self, t: int) -> list[Element]:
         """Returns the marks of epochs after `t`, of whatever timeline."""

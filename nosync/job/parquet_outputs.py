@@ -1,12 +1,15 @@
 """Where a ParquetSink puts the output of epochs: directories of this host, or objects of an object store.
 
-An epoch appears under its name whole or not at all: a directory by a rename, an object because a PUT is atomic.
+An epoch appears under its name whole or not at all: a directory by a rename, an object because a PUT is atomic. The output
+says itself of which timelines its epochs are: the marks are of all that the stage was ever given to, and what an output has
+to withdraw after it was away may not be in them any more.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nosync.lsm.errors import StorageError
+from nosync.lsm.facts.deliveries import DeliveryLog
+from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.paths import local_path
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, UnavailableError
@@ -29,8 +34,39 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 """How long a PUT waits before it is said again."""
 _NAME = "_nosync"
 """The name of a file with a number that only its store and stage know. Spark leaves out what begins with an underscore."""
+_LINES = "_nosync_lines"
+"""A directory with an empty file `<first epoch>-<timeline>` for each timeline that epochs are of, up to the next one's."""
 _OF_EPOCH = "epoch="
 _INSTEAD = "An object store is s3://BUCKET/PREFIX, gs:// or az://; anything else takes a CallbackSink"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Says of which timelines the epochs of an output are."""
+
+    begins: tuple[tuple[int, str], ...]
+    """The timelines, each with its first epoch, in order."""
+
+    @staticmethod
+    def named(names: Iterable[str]) -> Lines:
+        parts = [name.partition("-") for name in names]
+        return Lines(tuple(sorted((int(first), line) for first, _, line in parts if is_number(first) and line)))
+
+    def of(self, t: int) -> str | None:
+        """Returns the timeline of an epoch; None: versions before this one wrote it."""
+        return next((line for first, line in reversed(self.begins) if first <= t), None)
+
+    def left_after(self, epochs: Iterable[int], marks: DeliveryLog) -> int | None:
+        """Returns the epoch after which those that are there are not the job's; None: all are."""
+        lines = ((t, self.of(t)) for t in sorted(epochs))
+        return next((t - 1 for t, line in lines if line is not None and not marks.is_of(line, t)), None)
+
+    def with_line(self, t: int, line: str) -> Lines:
+        before = tuple(one for one in self.begins if one[0] < t)
+        return Lines(before if before and before[-1][1] == line else (*before, (t, line)))
+
+    def names(self) -> set[str]:
+        return {f"{first}-{line}" for first, line in self.begins}
 
 
 class ParquetOutput(Protocol):
@@ -45,6 +81,14 @@ class ParquetOutput(Protocol):
 
     def begin(self, number: str) -> None:
         """Gives the output its number. Durable when this returns."""
+
+    def lines(self) -> Lines:
+        """Returns of which timelines the epochs are."""
+
+    def note_line(self, t: int, line: str) -> None:
+        """Says that the epochs from `t` on are of a timeline, and that there are none after them of others. Durable when this
+        returns.
+        """
 
     def has(self, t: int) -> bool:
         """Returns whether epoch `t` is there."""
@@ -90,6 +134,24 @@ class DirectoryOutput:
             begun.replace(path)
             _ENV.sync_dir(path.parent)
 
+    def lines(self) -> Lines:
+        directory = self._root / _LINES
+        with storage_errors("list", directory):
+            return Lines.named(path.name for path in directory.glob("*"))
+
+    def note_line(self, t: int, line: str) -> None:
+        directory, before = self._root / _LINES, self.lines()
+        if (now := before.with_line(t, line)) == before:
+            return
+        with storage_errors("write", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in before.names() - now.names():
+                (directory / name).unlink()
+            for name in now.names() - before.names():
+                (directory / name).touch()
+            _ENV.sync_dir(directory)
+            _ENV.sync_dir(self._root)
+
     def has(self, t: int) -> bool:
         return self._of(t).exists()
 
@@ -126,6 +188,7 @@ class BucketOutput:
         self._bucket: Bucket = PatientBucket(open_bucket(url), _ENV)
         self._known: set[int] | None = None
         """The epochs that are there. To list them takes a request for every thousand, and each epoch asks for them."""
+        self._lines: Lines | None = None
 
     def number(self) -> str | None:
         try:
@@ -135,6 +198,22 @@ class BucketOutput:
 
     def begin(self, number: str) -> None:
         self._bucket.put_new(_NAME, f"{number}\n".encode())
+
+    def lines(self) -> Lines:
+        if self._lines is None:
+            found = self._bucket.list(f"{_LINES}/")
+            self._lines = Lines.named(one.name.removeprefix(f"{_LINES}/") for one in found)
+        return self._lines
+
+    def note_line(self, t: int, line: str) -> None:
+        before = self.lines()
+        if (now := before.with_line(t, line)) == before:
+            return
+        self._lines = None
+        self._bucket.delete([f"{_LINES}/{name}" for name in before.names() - now.names()])
+        for name in now.names() - before.names():
+            put(self._bucket, f"{_LINES}/{name}", b"")
+        self._lines = now
 
     def has(self, t: int) -> bool:
         return bool(self._bucket.list(f"{_OF_EPOCH}{t}/"))
@@ -154,7 +233,7 @@ class BucketOutput:
         self._known = None if known is None else {*known, t}
 
     def look_again(self) -> None:
-        self._known = None
+        self._known = self._lines = None
 
     def remove(self, t: int) -> None:
         self._bucket.delete([one.name for one in self._bucket.list(f"{_OF_EPOCH}{t}/")])

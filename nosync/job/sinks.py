@@ -97,8 +97,13 @@ class ParquetSink:
             return False
         if self._there.number() is None:
             self._there.begin(marks.own())
-        # The mark says of which line the epoch is; the output alone says whether it was given.
-        self._there.write(changes(), t, lambda: marks.mark(t))
+
+        def note() -> None:
+            """Says of which line the epoch is; the output alone says whether it was given."""
+            self._there.note_line(t, marks.line_of(t))
+            marks.mark(t)
+
+        self._there.write(changes(), t, note)
         return True
 
     def last_given(self, marks: DeliveryLog) -> int | None:
@@ -112,6 +117,8 @@ class ParquetSink:
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         self._there.look_again()
         self._check_own(marks)
+        left = self._there.lines().left_after(self._there.epochs(), marks)
+        after = after if left is None else min(left, after)
         for t in self._there.epochs():
             if t > after:
                 self._there.remove(t)

@@ -102,6 +102,8 @@ class TableSink(ABC):
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         with self._errors(f"withdraw the epochs after {after} from"):
             state = self._own(marks)
+            left = None if state is None else _left_after(state, marks)
+            after = after if left is None else min(left, after)
             if state is not None and state.epoch > after:
                 self._remove(_state_after(after, state, marks), state)
         marks.take_back(marks.after(after))
@@ -152,11 +154,25 @@ class TableSink(ABC):
         """What the library of the table raises."""
 
 
+def _left_after(state: TableState, marks: DeliveryLog) -> int | None:
+    """Returns the epoch after which a table has others than the job's, as the table says itself: the marks are of all that
+    the stage was ever given to, and those of another output may have been taken back. None: it has none, or one of a line
+    that the store does not know.
+    """
+    if state == _state_after(state.epoch, state, marks):
+        return None
+    return next((marks.shared_until(line) for line in marks.known_lines() if _number(line) == state.line), None)
+
+
 def _state_after(t: int, before: TableState, marks: DeliveryLog) -> TableState:
     """Returns what a table says whose last epoch is the job's epoch `t`. Lines are numbers, which every table can keep."""
     if t <= BEFORE_FIRST_EPOCH:
         return TableState(before.output)
-    return TableState(before.output, t, int.from_bytes(hashlib.sha256(marks.line_of(t).encode()).digest()[:8]) >> 1)
+    return TableState(before.output, t, _number(marks.line_of(t)))
+
+
+def _number(line: str) -> int:
+    return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8]) >> 1
 
 
 def secrets_of(settings: Mapping[str, str]) -> list[str]:

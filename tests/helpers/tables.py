@@ -36,8 +36,8 @@ class Output:
         self.url = server if server is not None else f"sqlite:///{root / 'tables.db'}"
 
     def sink(self) -> Any:
-        if self.kind == "parquet-s3":
-            return nosync.ParquetSink(f"{self.url}/{self._prefix}")
+        if self.kind.startswith("parquet"):
+            return nosync.ParquetSink(self.place)
         if self.kind == "iceberg":
             return nosync.IcebergSink("shop.sums", "tests", self.catalog)
         return nosync.DeltaSink(self.place) if self.kind.startswith("delta") else nosync.SqlSink(self.url, "sums")
@@ -50,8 +50,8 @@ class Output:
 
     @property
     def place(self) -> str:
-        """Returns where a Delta table is."""
-        return str(self.path) if self.kind == "delta" else f"{self.url}/{self._prefix}"
+        """Returns where a Delta table or Parquet files are."""
+        return str(self.path) if self.kind in ("delta", "parquet") else f"{self.url}/{self._prefix}"
 
     @property
     def _prefix(self) -> str:
@@ -62,8 +62,12 @@ class Output:
         return sorted((tuple(row[name] for name in columns) for row in self._all()), key=repr)
 
     def _all(self) -> list[dict[str, Any]]:
+        if self.kind == "parquet":
+            return [
+                row for path in self.path.glob("epoch=*/*.parquet") for row in pq.ParquetFile(path).read().to_pylist()
+            ]
         if self.kind == "parquet-s3":
-            bucket = open_bucket(f"{self.url}/{self._prefix}")
+            bucket = open_bucket(self.place)
             names = [one.name for one in bucket.list("") if one.name.endswith(".parquet")]
             return [row for name in names for row in pq.read_table(pa.BufferReader(bucket.get(name))).to_pylist()]
         if self.kind == "iceberg":

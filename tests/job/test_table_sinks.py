@@ -15,8 +15,6 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.job.delivery import Delivery
-from nosync.job.position import Position
 from nosync.job.table_sink import TableSink, TableState, secrets_of
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.replication.remote.bucket import UnavailableError
@@ -25,7 +23,8 @@ from nosync.replication.remote.patient import PatientBucket
 from tests.conftest import OpenStore
 from tests.helpers.runner import StoreRunner
 from tests.helpers.s3 import moto
-from tests.helpers.tables import KINDS, TABLES, Output, Rows, postgres
+from tests.helpers.sink_runs import COLUMNS, Frame, delivery_of, expected, flow_of, rows_of, run
+from tests.helpers.tables import KINDS, TABLES, Output, postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +34,6 @@ SLOW_KILLS = 8
 """Where each call is one of a server in Python."""
 MOST_POINTS = {"delta": 20, "delta-s3": 20, "iceberg": 20, "parquet-s3": 14}
 """So many of them are some epochs; of a database 45."""
-COLUMNS = ("_epoch", "_change_type", "k", "total")
 
 
 @pytest.fixture(scope="module")
@@ -69,56 +67,6 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
 
 class Killed(BaseException):
     """As `kill -9`: nothing of the job runs after it."""
-
-
-class Frame:
-    """Rows as a DataFrame of Spark has them for a sink."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
-
-    def toArrow(self) -> pa.Table:
-        return self._rows
-
-
-def flow_of() -> nosync.Dataflow:
-    flow = nosync.Dataflow("f")
-    flow.source("rows", "k string, v bigint").aggregate("sums", key=["k"], total=nosync.sum("v"))
-    return flow
-
-
-def rows_of(t: int) -> pa.Table:
-    return pa.table(
-        {"k": ["a", f"b{t % 3}"], "v": pa.array([t, 1], pa.int64())}
-        if t % 4
-        else {"k": pa.array([], pa.string()), "v": pa.array([], pa.int64())}
-    )
-
-
-def delivery_of(store: nosync.Store, sink: TableSink) -> Delivery:
-    """Begins what a job on a store begins for its sinks."""
-    position = Position(store, "main")
-    position.take_over(store.node.timelines.timeline("main").id)
-    made = Delivery(
-        {"sums": sink},
-        store,
-        position,
-        lambda stage, after, until: Frame(store.changes(stage, after, until)),  # type: ignore[arg-type,return-value]
-    )
-    made.start(store.last_sealed())
-    return made
-
-
-def expected(store: nosync.Store, until: int) -> Rows:
-    feed = store.changes("sums", -1, until).to_pylist()
-    return sorted((tuple(row[name] for name in COLUMNS) for row in feed), key=repr)
-
-
-def run(store: nosync.Store, sink: TableSink, until: int = EPOCHS) -> None:
-    delivery, last = delivery_of(store, sink), store.last_sealed()
-    for t in range(0 if last is None else last + 1, until):
-        StoreRunner(flow_of(), store, t, shards=1).advance(t, rows_of(t))
-        delivery.deliver(t)
 
 
 # --- a job that dies --------------------------------------------------------------------------------------------------
