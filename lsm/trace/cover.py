@@ -45,6 +45,17 @@ def choose_cover(
     return cover
 
 
+def is_merged_away(trace: TraceId, available: Sequence[Description], until: Time, as_of: Time) -> bool:
+    """Returns whether layers cover a trace up to `until`, and only those that were merged further than `as_of` do."""
+    try:
+        choose_cover(trace, available, until, as_of)
+    except CompactedError:
+        return True
+    except (HoleError, NotAvailableError):
+        return False
+    return False
+
+
 def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time) -> list[Description]:
     """Returns layers of which each begins in or right after the one before; none where there is a hole."""
     cover: list[Description] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def remote_status(url: str, as_json: bool) -> None:
 
 def _show_problems(problems: Sequence[str]) -> None:
     for problem in problems:
-        err.print(f"[red]problem:[/] {escape(problem)}; what was put after it is not seen", soft_wrap=True)
+        err.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
 
 
 @cli.command()
@@ -87,7 +88,7 @@ def _show_problems(problems: Sequence[str]) -> None:
 def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy: bool, as_json: bool) -> None:
     """Make a new DIRECTORY of the copies at URL. One that is interrupted goes on when it is said again.
 
-    Every byte is verified. The directory is then a store as any other, and a job goes on after its newest epoch. With
+    Every byte is verified. Exits with 1 where something in the bucket is damaged, and so not all was restored. The directory is then a store as any other, and a job goes on after its newest epoch. With
     --lazy it does so at once, however large the state is; said again without it, this fetches the rest.
 
     \b
@@ -112,6 +113,7 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
         )  # fmt: skip
     if as_json:
         print_json({"path": str(target), **dataclasses.asdict(report)})
+        _end_with(report.problems)
         return
     until = "no epoch yet" if report.epoch is None else f"up to epoch {report.epoch}"
     out.print(f"restored {until}: {report.files:,} files, {size_text(report.bytes)}, to {escape(str(target))}")
@@ -121,6 +123,13 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
             "they are read, and in the background while the store is open"
         )
     _show_problems(report.problems)
+    _end_with(report.problems)
+
+
+def _end_with(problems: Sequence[str]) -> None:
+    """Tells scripts, too, that what was restored is not all that was there."""
+    if problems:
+        sys.exit(1)
 
 
 def _fetch_rest(url: str, target: Path, *, as_json: bool) -> None:

@@ -3,13 +3,15 @@
 Invariants
 - An epoch is remotely safe when its manifest is in the bucket, or an archive that stands for it, and every layer that
   it lists and that the safe point waits for, merged or not; and all epochs before it are.
+- The state as of the epoch that is said can be read: no layer was merged past it whose parts are not there. While copies
+  catch up after an outage the epoch before stays the one that is said, and what serves it stays in the bucket.
 - Nothing is said of a log of branches of which an entry is missing, or of a branch that begins at an epoch that is not
   safe yet: what was said before holds on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.archive import Run
@@ -19,9 +21,11 @@ from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
+from nosync.lsm.model.history import counting
 from nosync.lsm.model.layer import Description, LayerId, TraceId
-from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, Time, end_of, last_of
 from nosync.lsm.platform.layout import BRANCHES
+from nosync.lsm.trace.cover import is_merged_away
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.remote.others import Together
@@ -52,6 +56,9 @@ class Reach:
             log = self._timelines.manifests(branch)
             safe_here = look.last_safe(log, self._known.get(log.timeline, Epoch(-1)))
             self._known[log.timeline] = safe_here
+            if safe_here >= 0 and not look.is_exact(branch, safe_here):
+                said = newest_safe(refs, log.timeline, before)
+                safe_here = Epoch(-1 if said is None else said)
             begins_at = refs.timelines[log.timeline].at
             if begins_at is not None and safe_here < begins_at:
                 return before
@@ -77,6 +84,9 @@ class _Look:
         if first is None:
             return Epoch(-1)
         return safe_from(log, max(Epoch(first - 1), known), self._is_safe_run, self._is_safe)
+
+    def is_exact(self, branch: str, t: Epoch) -> bool:
+        return next(merged_past(self._timelines, branch, t, self._descriptions), None) is None
 
     def _is_safe_run(self, run: Run) -> bool:
         archive = self._timelines.of_timeline(run.timeline).archive_at(run.first)
@@ -118,6 +128,36 @@ def _has_file(
     if digest is None:
         return name in held or held.has_archived(name)
     return held.holds(name, digest)
+
+
+def merged_past(
+    timelines: Timelines, branch: str, t: Epoch, descriptions: Callable[[TraceId], Collection[Description]]
+) -> Iterator[TraceId]:
+    """Yields the traces whose state as of an epoch cannot be read of some layers, because these were merged further. What
+    is missing is none of this.
+    """
+    manifest = timelines.manifest(t, branch)
+    listed = sorted({entry.id.trace for entry in manifest.entries} if manifest is not None else ())
+    histories, end, as_of = timelines.histories(branch), end_of(t), last_of(t)
+    for stage in sorted({trace.stage for trace in listed}):
+        for span in counting(histories.get(stage, ()), as_of):
+            traces = [span.trace(stage, i) for i in range(span.shard_count)]
+            until = min(span.upper, end)
+            for trace in traces or [one for one in listed if one.stage == stage]:
+                if is_merged_away(trace, [*descriptions(trace)], until, Time(min(as_of, until - 1))):
+                    yield trace
+
+
+def exact_from(timelines: Timelines, reached: Reached) -> Time:
+    """Returns the time as of which, and later, states are read of what is in a bucket: the newest epoch that is safe there
+    of the branch that is furthest behind. The end of time: no branch is behind, so it is as here.
+    """
+    behind = [END_OF_TIME]
+    for branch in timelines.refs.names:
+        last, safe = timelines.last_sealed(branch), remotely_safe(timelines, reached, branch)
+        if last is not None and safe != last:
+            behind.append(Time(0) if safe is None else last_of(safe))
+    return min(behind)
 
 
 def remotely_safe(timelines: Timelines, reached: Reached, branch: str = MAIN) -> int | None:

@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -55,6 +55,7 @@ from nosync.replication.remote.keeping import Keeper
 from nosync.replication.remote.listed import ListedLayers
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.reach import merged_past
 from nosync.replication.remote.stub_env import StubEnv
 from nosync.replication.remote.stubs import write_from, write_stub
 from nosync.replication.remote.view import RemoteView, read_view, seen_manifests
@@ -78,7 +79,7 @@ class RestoreReport:
     fetched_bytes: int
     requests: int
     problems: tuple[str, ...] = ()
-    """Damaged objects in the bucket: what was put after them is not restored."""
+    """Damaged objects in the bucket: what was put after them is not restored. Stages that cannot be read."""
     lazy_layers: int = 0
     """Layers that stay in the bucket until they are read, or fetched in the background."""
     lazy_bytes: int = 0
@@ -177,7 +178,7 @@ class _Restore:
         stubs = [placed for placed in layers if lazy and not self._is_here(placed)]
         self._fetch([*(layers if not lazy else ()), *others])
         self._write_stubs(stubs)
-        self._check_whole(timelines)
+        problems = [*self._view.problems, *self._check_whole(timelines)]
         self._write_released(timelines)
         self._sync()
         write_marker(self._target, self._view.marker, self._env, has_stubs=bool(stubs))
@@ -188,7 +189,7 @@ class _Restore:
         total = sum(placed.version.size_bytes for placed in [*layers, *others])
         return RestoreReport(
             self._view.marker.store_id, names[MAIN], dict(names), len(self._written), total,
-            self._fetcher.bytes, self._fetcher.requests, self._view.problems, len(stubs),
+            self._fetcher.bytes, self._fetcher.requests, tuple(problems), len(stubs),
             sum(placed.version.size_bytes for placed in stubs),
         )  # fmt: skip
 
@@ -330,13 +331,20 @@ class _Restore:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _check_whole(self, timelines: Timelines) -> None:
+    def _check_whole(self, timelines: Timelines) -> Iterator[str]:
+        """Yields what cannot be read of what is there. Raises RemoteError where something is missing."""
         env = StubEnv(self._target, self._bucket, self._env)
         directory = LayerDirectory(self._target, self._view.marker.key_groups, env)
         for branch in timelines.refs.names:
             last = timelines.last_sealed(branch)
             for one in lost(timelines, directory, last, branch):
                 raise RemoteError(f"{self._bucket.url} is not whole: {one.entry.id} of epoch {one.t} is missing")
+            if last is not None:  # earlier versions dropped what served the epoch that they said
+                for trace in merged_past(timelines, branch, last, directory.descriptions):
+                    yield (
+                        f"{self._bucket.url}: {trace} cannot be read as of epoch {last} of branch {branch}, which is the last "
+                        "one that is whole: it was merged further"
+                    )
 
     def _write_released(self, timelines: Timelines) -> None:
         """Says that inputs up to the newest epoch may be gone, where their sources' policies say so."""

@@ -5,7 +5,9 @@ Invariants
   are taken: what was merged since it was written does not go twice.
 - A merged layer that covers only what is there goes where it takes much off: it has a third of the bytes of what it
   stands for, or stands for many small files. So at most half a byte more is sent for each byte of change.
-- A layer that is not here is dropped when another one in the bucket stands for it, or when no sealed epoch needs it.
+- A layer that is not here is dropped when another one in the bucket stands for it, or when no sealed epoch needs it. A
+  layer that was merged past the epoch up to which the bucket is whole stands for nothing yet: that epoch is read of its
+  parts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import policies, releasable_until
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
-from nosync.lsm.model.timestamp import pack
+from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.platform.layout import MANIFESTS, PINS
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, covers
@@ -85,11 +87,17 @@ def _in_order(version: FileVersion) -> tuple[int, str]:
 
 
 def not_needed(
-    held: Inventory, layers: Mapping[str, FileVersion], small: set[str], timelines: Timelines, released: int | None
+    held: Inventory,
+    layers: Mapping[str, FileVersion],
+    small: set[str],
+    timelines: Timelines,
+    released: int | None,
+    exact: Time,
 ) -> list[str]:
     """Returns what is in the bucket and need not be: `layers` and `small` are what this node has, which is whole.
 
-    `released`: the safe point of the main timeline, up to which inputs may be gone.
+    `released`: the safe point of the main timeline, up to which inputs may be gone. `exact`: as of then and later the
+    states are read of the bucket.
     """
     ended = _Ended(timelines, released)
     found = []
@@ -98,7 +106,7 @@ def not_needed(
         if name in layers or name in small:
             continue
         if name.layer is not None:
-            replaced = _is_replaced(name.layer, held.layers(name.place), layers)
+            replaced = _is_replaced(name.layer, held.layers(name.place), layers, exact)
             if replaced or ended.is_layer_unneeded(name.layer):
                 found.append(str(name))
         elif name.span is not None:
@@ -109,13 +117,18 @@ def not_needed(
     return found
 
 
-def _is_replaced(layer: LayerId, beside: Mapping[Description, FileName], layers: Mapping[str, FileVersion]) -> bool:
+def _is_replaced(
+    layer: LayerId, beside: Mapping[Description, FileName], layers: Mapping[str, FileVersion], exact: Time
+) -> bool:
     """Returns whether another layer in the bucket stands for one that is not here. Of two that stand for each other the
     one that is here stays.
     """
     d = layer.description
     return any(
-        other != d and other.covers(d) and (not d.covers(other) or name in layers or other > d)
+        other != d
+        and other.covers(d)
+        and other.since <= max(exact, d.since)
+        and (not d.covers(other) or name in layers or other > d)
         for other, name in beside.items()
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
+from nosync.lsm.errors import StorageError
 from nosync.lsm.model.layer import Record
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
@@ -21,7 +22,7 @@ from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.others import OtherNodes, Together, furthest
 from nosync.replication.remote.pack import PackBuilder, Placed, Reached, Step
-from nosync.replication.remote.reach import Reach
+from nosync.replication.remote.reach import Reach, exact_from
 from nosync.replication.remote.selection import not_needed, shrinking, uncovered
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.source import Source, opaque_files
@@ -176,7 +177,9 @@ class Uploader:
         small = {str(path) for path in (*self._source.small_files(), *opaque_files(self._source))}
         here = {str(name): version for name, version in layers.items()}
         held, safe = self.writer.contents.inventory, self._source.safe_point()
-        self._dropped = not_needed(held, here, small, self._source.timelines, safe)
+        others = self._others.reached if self._others is not None else ()
+        exact = exact_from(self._source.timelines, furthest([self.writer.acknowledged, *others]))
+        self._dropped = not_needed(held, here, small, self._source.timelines, safe, exact)
 
     def _forget_discarded(self) -> None:
         """Drops what an operator discarded here for another node's contents: those go in its place."""
@@ -286,16 +289,21 @@ class Uploader:
                     inventory.add(version)
 
     def push_all(self) -> None:
-        """Puts everything that this node has and the bucket lacks. Raises RemoteError where that does not succeed."""
+        """Puts everything that this node has and the bucket lacks. Raises RemoteError where that does not succeed, StorageError
+        where files go faster than they are put.
+        """
         self.look_at_all()
         in_vain = 0
         while in_vain < _MOST_IN_VAIN:  # files may vanish while they are listed
-            packs = self.writer.packs
+            sent_bytes = self.writer.sent_bytes
             self.gather()
             if not self.has_something:
                 return
             self.flush()
-            in_vain = 0 if self.writer.packs > packs else in_vain + 1
+            in_vain = 0 if self.writer.sent_bytes > sent_bytes else in_vain + 1
+        raise StorageError(
+            f"{self._root}: files go while they are copied to {self.writer.bucket_url}, so not all of it is there; say it again"
+        )
 
 
 def _versions(records: Iterable[Record]) -> dict[FileName, FileVersion]:

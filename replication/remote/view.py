@@ -98,7 +98,8 @@ def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
         others[name] = [placed for placed in known if placed.version.digest != files[name].version.digest]
     of_one_node(nodes, files, others)
     reached = furthest(contents.reached for contents in nodes.values())
-    problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
+    damage = (contents.damage for contents in nodes.values() if contents.damage)
+    problems = tuple(f"{one}; what was put after it is not seen" for one in damage)
     return RemoteView(marker, nodes, files, reached, _positions(nodes), problems, others)
 
 

@@ -58,6 +58,22 @@ def test_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.Captur
         assert old.last_sealed() == 1
 
 
+@pytest.mark.parametrize("how", [[], ["--json"], ["--lazy"]])
+def test_a_restore_of_a_damaged_bucket_says_so_to_scripts(
+    copied: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
+) -> None:
+    newest = max((tmp_path / "copies").rglob("*.pack"))
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-20] + b"damaged" + data[-13:])
+    with pytest.raises(SystemExit) as ended:
+        main(["restore", copied[1], str(tmp_path / "new"), *how])
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert "what was put after it is not seen" in " ".join((said.out + said.err).split())
+    with nosync.open(tmp_path / "new", read_only=True) as new:
+        assert new.last_sealed() in (None, 0, 1, 2)
+
+
 def test_lazy_restore(copied: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "lazy")
     main(["restore", copied[1], target, "--lazy"])

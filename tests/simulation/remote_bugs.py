@@ -64,7 +64,7 @@ def dropped_before_what_stands_for_it() -> Iterator[None]:
     """What is not here any more is dropped, whether or not the bucket has what stands for it."""
 
     def not_needed(
-        held: object, layers: dict[str, object], small: set[str], timelines: object, released: object
+        held: object, layers: dict[str, object], small: set[str], timelines: object, released: object, exact: object
     ) -> list[str]:
         return [str(v.name) for v in held if v.name.layer is not None and str(v.name) not in layers]  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.model.timestamp import Time, pack
+from nosync.lsm.model.timestamp import END_OF_TIME, Time, pack
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.remote.selection import MANY_FILES, not_needed, shrinking, uncovered
@@ -103,19 +103,30 @@ def test_registers_that_others_stand_for_are_dropped_and_pins_are_not() -> None:
         "branches/1.json",
     ]
     held = Inventory(FileVersion(FileName(name), "x", 1) for name in names)
-    assert sorted(not_needed(held, {}, {names[0]}, OfTimelines(), None)) == sorted(names[1:3])  # type: ignore[arg-type]
+    assert sorted(not_needed(held, {}, {names[0]}, OfTimelines(), None, END_OF_TIME)) == sorted(names[1:3])  # type: ignore[arg-type]
 
 
 @given(LAYERS, LAYERS)
 def test_what_is_dropped_is_covered_by_what_stays(held: list[FileVersion], here: list[FileVersion]) -> None:
     inventory, mine = Inventory(held), {str(one.name): one for one in here}
-    dropped = set(not_needed(inventory, mine, set(), OfTimelines(), None))  # type: ignore[arg-type]
+    dropped = set(not_needed(inventory, mine, set(), OfTimelines(), None, END_OF_TIME))  # type: ignore[arg-type]
     stays = [one for one in inventory if one.name not in dropped]
     assert epochs_of(stays) == epochs_of(list(inventory))
     assert not dropped & mine.keys()
     for one in stays:  # and no more stays than is needed, but for what is here
         others = [other for other in stays if other != one and one.name not in mine]
         assert not any(covers_all(other, one) for other in others)
+
+
+def test_what_was_merged_past_the_epoch_that_is_whole_stands_for_nothing_yet() -> None:
+    parts, merged = [layer(t, t + 1) for t in range(6)], layer(0, 6, since=pack(4))
+    held = Inventory([*parts, merged])
+    for exact, dropped in ((pack(3), []), (pack(4), [str(one.name) for one in parts]), (END_OF_TIME, parts)):
+        found = not_needed(held, {str(merged.name): merged}, set(), OfTimelines(), None, exact)  # type: ignore[arg-type]
+        assert sorted(found) == sorted(str(getattr(one, "name", one)) for one in dropped)
+    older = layer(0, 3, since=pack(4))  # it does not serve that epoch either
+    found = not_needed(Inventory([older, merged]), {}, set(), OfTimelines(), None, pack(3))  # type: ignore[arg-type]
+    assert found == [str(older.name)]
 
 
 def covers_all(one: FileVersion, other: FileVersion) -> bool:
