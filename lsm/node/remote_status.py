@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nosync.lsm.errors import NosyncError, RemoteError
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.json_file import read_small, seal_json
-from nosync.lsm.platform.layout import REMOTE_STATUS
+from nosync.lsm.platform.json_file import read_small, replace_small, seal_json
+from nosync.lsm.platform.layout import COPIED_TO, REMOTE_STATUS
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.publish import temporary_path
 from nosync.lsm.status import RemoteStatus
@@ -44,6 +44,25 @@ def forget_remote_status(root: Path, env: Env) -> None:
     """Removes the file: what it says is of a process that ended."""
     with storage_errors("remove", root / REMOTE_STATUS):
         env.unlink(root / REMOTE_STATUS)
+
+
+def copied_to(root: Path, env: Env) -> list[str]:
+    """Returns the URLs that have had copies of a directory; none where that is not known."""
+    path = root / COPIED_TO
+    if not env.exists(path):
+        return []
+    try:
+        with parsed("which object stores had copies", str(path)):
+            return [str(url) for url in read_small(path, env)["urls"]]
+    except NosyncError:
+        return []
+
+
+def note_copied_to(root: Path, url: str, env: Env) -> None:
+    """Notes that a URL has copies. Durable when this returns."""
+    known = copied_to(root, env)
+    if url not in known:
+        replace_small(root, root / COPIED_TO, {"urls": [*known, url]}, env)
 
 
 class CopiesOfDaemon:

@@ -18,6 +18,7 @@ given-up.json, let-go.json                      what an operator discarded here;
 stubs.json                                      in a directory restored with --lazy: where the bytes of some layers still are
 stubs/<stage>/<fingerprint>/<shard>/...         for each of those layers a small file under its name
 remote.json                                     how far the copies in object stores are, for who only reads
+copied-to.json                                  the object stores that have had copies of this directory
 place.json                                      in a directory that a daemon keeps: a token of it
 checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
 checkpoints/<name>.<n>/                         the same after its n-th rewind; `rewound.json` in it says from where
@@ -46,7 +47,7 @@ DISCARDED, RELEASED = "given-up.json", "let-go.json"
 which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
-REMOTE_STATUS = "remote.json"
+REMOTE_STATUS, COPIED_TO = "remote.json", "copied-to.json"
 RESTORING = "restoring.json"
 """What an interrupted restore from copies leaves, which can be said again: from where, and of what."""
 STUBS, STUBS_FROM = "stubs", "stubs.json"

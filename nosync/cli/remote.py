@@ -88,8 +88,9 @@ def _show_problems(problems: Sequence[str]) -> None:
 def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy: bool, as_json: bool) -> None:
     """Make a new DIRECTORY of the copies at URL. One that is interrupted goes on when it is said again.
 
-    Every byte is verified. Exits with 1 where something in the bucket is damaged, and so not all was restored. The directory is then a store as any other, and a job goes on after its newest epoch. With
-    --lazy it does so at once, however large the state is; said again without it, this fetches the rest.
+    Every byte is verified. Exits with 1 where something in the bucket is damaged, so that not all was restored. The
+    directory is then a store as any other, and a job goes on after its newest epoch. With --lazy it does so at once,
+    however large the state is; said again without it, this fetches the rest.
 
     \b
       nosync restore s3://bucket/state state/

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError, RemoteError
-from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
+from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo, UnavailableError
 from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mapped, scrubbed
 from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
 
@@ -48,6 +48,7 @@ class CloudBucket:
         self._directory = Path("/", url.path) if url.scheme == "file" else None
         with self._mapped("open", ""):
             self._store = self._opened(url)
+            self._place = None if self._directory is None else _place_of(self._directory)
 
     def _opened(self, url: RemoteUrl) -> Any:
         from obstore.store import LocalStore, MemoryStore, from_url  # noqa: PLC0415
@@ -85,12 +86,28 @@ class CloudBucket:
 
         with self._mapped(PUT, name):
             if self._directory is not None:
-                return _put_durably(self._directory, name, data)
+                self._check_mounted()
+                is_new = _put_durably(self._directory, name, data)
+                self._check_mounted()
+                return is_new
             try:
                 obstore.put(self._store, name, memoryview(data), mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
         return True
+
+    def _check_mounted(self) -> None:
+        """Raises UnavailableError where the directory is another one than it was: its file system was unmounted, say."""
+        assert self._directory is not None, "it is a directory"
+        found = _place_of(self._directory)
+        if found != self._place:
+            self._place = (
+                found or self._place
+            )  # if it is asked again, whose claim it has says whether it is the right one
+            raise UnavailableError(
+                f"{self.url}: {'it is not there any more' if found is None else 'it is another directory than it was'}; if its "
+                "file system is not mounted, mount it: copies go on then"
+            )
 
     def get(self, name: str) -> bytes:
         """See Bucket."""
@@ -173,8 +190,10 @@ def _put_durably(directory: Path, name: str, data: bytes | bytearray | memoryvie
     """
     path = directory / name
     if path.exists():
+        _sync_found(directory, path)
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for parent in reversed([one for one in path.parents if directory in one.parents]):
+        parent.mkdir(exist_ok=True)  # not the directory itself: it may not be mounted
     # Names that end so are passed over by listings, as those that obstore itself writes under.
     temporary = path.with_name(f"{path.name}#{secrets.randbits(_TOKEN_BITS)}")
     try:
@@ -182,13 +201,43 @@ def _put_durably(directory: Path, name: str, data: bytes | bytearray | memoryvie
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)
+        _link(temporary, path)
     except FileExistsError:
+        _sync_found(directory, path)
         return False
     finally:
         temporary.unlink(missing_ok=True)
     _sync_parents(directory, path)
     return True
+
+
+def _place_of(directory: Path) -> tuple[int, int] | None:
+    """Returns what tells a directory from others that come to have its name; None: there is none."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _link(source: Path, target: Path) -> None:
+    """Raises RemoteError on a file system that has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
+            raise
+        raise RemoteError(
+            f"file://{target.parent}: this file system has no hard links ({error.strerror}), by which an object gets its name "
+            "whole or not at all: give a directory of another one, or an object store"
+        ) from None
+
+
+def _sync_found(directory: Path, path: Path) -> None:
+    """Makes an object durable that is there: who put it may not have got so far, and puts it again now."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    _sync_parents(directory, path)
 
 
 def _sync_parents(directory: Path, path: Path) -> None:

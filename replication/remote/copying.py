@@ -46,6 +46,6 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     uploader.push_all()
     epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
     if epoch != last:
-        why = next(iter(uploader.damaged.values()), f"`nosync verify {root}` says what is wrong there")
+        why = next(iter(uploader.damaged.values()), f"`nosync verify {root}` says whether something is wrong there")
         raise CorruptionError(f"{root} was copied up to epoch {epoch}, and is sealed up to {last}: {why}")
     return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs)

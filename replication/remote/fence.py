@@ -3,7 +3,8 @@
 Invariants
 - `NOSYNC.json` is put once, and says which store the prefix is of. Another store is refused.
 - The claims of a node are numbered, and each is put once. Who has the greatest one may write; whoever wrote something
-  looks whether a greater one came since, and only then counts it as held.
+  looks whether a greater one came since, and whether its own is still there, and only then counts it as held: a directory
+  that is not mounted any more, or a prefix that somebody emptied, has no copies.
 - A claim is taken over by the same life of a data directory (its incarnation), or by one that never had one before: a
   restored directory, or a rebuilt catalog. An incarnation that had one, and lost it to another, is an old one.
 """
@@ -20,7 +21,7 @@ from nosync.lsm.platform.json_file import canonical
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.store_marker import Marker, check_key_groups
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
-from nosync.replication.remote.names import STORE, NodeNames, claim_of
+from nosync.replication.remote.names import STORE, NodeNames, claim_of, position_of
 
 log = logging.getLogger("nosync.remote")
 
@@ -33,6 +34,10 @@ class RemoteTakenError(RemoteError):
 
     by_this_directory = False
     """Another process of the same directory did: `nosync backup`, say, which ends."""
+
+
+class GoneError(RemoteError):
+    """What was copied is not there any more: the directory is not mounted, or the prefix was emptied."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,14 @@ def claim_store(bucket: Bucket, marker: Marker) -> None:
         )
 
 
+def check_there(bucket: Bucket) -> None:
+    """Raises GoneError where a prefix is of no store, that had copies of this one."""
+    try:
+        bucket.get(STORE)
+    except MissingObjectError:
+        raise gone(bucket.url) from None
+
+
 def newest_claim(bucket: Bucket, names: NodeNames) -> Claim | None:
     """Returns the greatest claim of a node. What a listing does not show yet is found by its number."""
     numbers = [number for one in bucket.list(names.claims) if (number := claim_of(one.name)) is not None]
@@ -122,7 +135,8 @@ def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: st
     """
     for _ in range(_ATTEMPTS):
         newest = newest_claim(bucket, names)
-        number, earlier = (newest.number if newest else 0) + 1, newest.earlier if newest else ()
+        number = max(newest.number if newest else 0, _greatest_used(bucket, names)) + 1
+        earlier = newest.earlier if newest else ()
         if newest is not None and newest.incarnation != incarnation:
             earlier = (*earlier, newest.incarnation)
         mine = Claim(number, marker.store_id, incarnation, token, host, earlier)
@@ -138,6 +152,12 @@ def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: st
     )
 
 
+def _greatest_used(bucket: Bucket, names: NodeNames) -> int:
+    """Returns the greatest claim under which something was put, should the claims themselves be gone; 0: none was."""
+    listed = (position_of(one.name) for prefix in (names.indexes, names.packs) for one in bucket.list(prefix))
+    return max((at.claim for at in listed if at is not None), default=0)
+
+
 def _said(claim: Claim) -> dict[str, Any]:
     fields = asdict(claim)
     del fields["is_damaged"]
@@ -145,10 +165,21 @@ def _said(claim: Claim) -> dict[str, Any]:
 
 
 def check_claim(bucket: Bucket, names: NodeNames, mine: Claim) -> None:
-    """Raises RemoteTakenError where there is a greater claim than this one."""
+    """Raises RemoteTakenError where there is a greater claim than this one, GoneError where this one is gone."""
     newer = _claim(bucket, names, mine.number + 1)
     if newer is not None:
         raise taken(bucket.url, names.node, mine, newer)
+    found = _claim(bucket, names, mine.number)
+    if found is None or (found != mine and not found.is_damaged):
+        raise gone(bucket.url)
+
+
+def gone(url: str) -> GoneError:
+    """Returns the error of a place that had copies of this directory and has them no more."""
+    return GoneError(
+        f"{url}: the copies that this directory put there are gone. If it is a directory that is not mounted, mount it: copies "
+        "go on then. If somebody emptied the prefix, give another one: until then nothing more counts as copied"
+    )
 
 
 def taken(url: str, node: str, mine: Claim, newer: Claim) -> RemoteTakenError:

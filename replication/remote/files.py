@@ -50,10 +50,13 @@ class NodeFiles:
         self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
         self.damaged: dict[str, str] = {}
         """Files that are damaged here, and why."""
+        self.away: dict[str, str] = {}
+        """Files of a lazily restored store that its bucket did not give, and why."""
 
     def read(self, name: FileName) -> pa.Buffer | None:
         """Returns the bytes of a file; None where it is gone."""
         path = self._root / name
+        self.away.pop(str(name), None)
         try:
             return self._env.map(path)
         except FileNotFoundError:
@@ -63,6 +66,7 @@ class NodeFiles:
             return None
         except RemoteError as error:  # it is looked for again with all others
             log.warning("not copied yet: %s", error)
+            self.away[str(name)] = f"not copied yet: {error}"
             return None
         except OSError as error:
             raise storage_error("read", path, error) from error
@@ -101,5 +105,6 @@ class NodeFiles:
         self._digests.pop(path, None)
 
     def forget_gone(self) -> None:
-        """Says no more of files that are gone that they are damaged."""
+        """Says no more of files that are gone that they are damaged, or away."""
         self.damaged = {name: why for name, why in self.damaged.items() if self._env.exists(self._root / name)}
+        self.away = {name: why for name, why in self.away.items() if self._env.exists(self._root / name)}

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from nosync.lsm.errors import NosyncError, RemoteError, described
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.node.node import Node
-from nosync.lsm.node.remote_status import write_remote_status
+from nosync.lsm.node.remote_status import copied_to, note_copied_to, write_remote_status
 from nosync.lsm.status import RemoteStatus
 from nosync.replication.remote.bucket import Bucket, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
-from nosync.replication.remote.fence import RemoteTakenError, check_may_claim, claim_store
+from nosync.replication.remote.fence import GoneError, RemoteTakenError, check_may_claim, check_there, claim_store
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import OtherHistoryError, begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
@@ -37,7 +37,7 @@ from nosync.replication.remote.uploader import Uploader
 
 log = logging.getLogger("nosync.remote")
 
-_TICK_S = 1.0
+_TICK_S, _LEAST_TICK_S = 1.0, 0.05
 _TICKS_PER_FLUSH = 4
 _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_MOST_S = 10.0
@@ -60,6 +60,7 @@ class RemoteLevel:
         self._source = NodeSource(node)
         store_id = self._source.marker.store_id
         self._others = None if name == EMBEDDED else OtherNodes(self._bucket, name, store_id)
+        self._had_copies = self._bucket.url in copied_to(node.directory.root, self._env)
         self._is_checked = False
         self._uploader: Uploader | None = None
         self._acknowledged = Reached()
@@ -89,7 +90,7 @@ class RemoteLevel:
     def _begin_by(self, check: Callable[[], None]) -> None:
         try:
             check()
-        except UnavailableError as error:
+        except (UnavailableError, GoneError) as error:
             self._failed(error)
         except BaseException:
             self._source.close()
@@ -131,6 +132,8 @@ class RemoteLevel:
         """Looks whether copies can be kept there, by few requests, and makes the place this store's."""
         probe(self._bucket, self._env.token())
         source = self._source
+        if self._had_copies:
+            check_there(self._bucket)
         claim_store(self._bucket, source.marker)
         check_may_claim(self._bucket, self._names, source.marker, source.incarnation, platform.node())
         self._is_checked = True
@@ -146,7 +149,7 @@ class RemoteLevel:
 
     @property
     def _tick_s(self) -> float:
-        return min(_TICK_S, self.settings.flush_s / _TICKS_PER_FLUSH)
+        return min(_TICK_S, max(_LEAST_TICK_S, self.settings.flush_s / _TICKS_PER_FLUSH))
 
     def _run(self) -> None:
         while not self._closing.is_set() and not self._is_ended:
@@ -188,6 +191,9 @@ class RemoteLevel:
             if (self._closing.is_set() and not at_once) or now_s >= until_s:
                 break
             uploader.gather()
+        if not self._had_copies and uploader.writer.acknowledged.epochs:
+            note_copied_to(self._node.directory.root, self._bucket.url, self._env)
+            self._had_copies = True
         if now_s >= self._collect_s and not uploader.writer.is_pending:
             self._collect(uploader, now_s)
 
@@ -220,12 +226,15 @@ class RemoteLevel:
             may_pass = error.by_this_directory or (isinstance(error, OtherHistoryError) and self._others is not None)
             self._is_ended = self._is_ended or not may_pass
             self._uploader, self._pause_s = None, _LAST_RETRY_S
+        if isinstance(error, GoneError):
+            self._uploader, self._is_checked = None, False
         self._retry_s = self._env.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LAST_RETRY_S)
 
     def _damage(self) -> str:
-        damaged = self._uploader.damaged if self._uploader is not None else {}
-        return next(iter(damaged.values()), self._not_collected)
+        uploader = self._uploader
+        found = {} if uploader is None else {**uploader.away, **uploader.damaged}
+        return next(iter(reversed(found.values())), self._not_collected)
 
     # --- how far it is ------------------------------------------------------------------------------------------------
 

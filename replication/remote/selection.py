@@ -5,6 +5,8 @@ Invariants
   are taken: what was merged since it was written does not go twice.
 - A merged layer that covers only what is there goes where it takes much off: it has a third of the bytes of what it
   stands for, or stands for many small files. So at most half a byte more is sent for each byte of change.
+- A file of a kept checkpoint that is not here is dropped where the checkpoint is: a node that lost its disk, and is filled
+  by peers that do not keep it, has none of it.
 - A layer that is not here is dropped when another one in the bucket stands for it, or when no sealed epoch needs it. A
   layer that was merged past the epoch up to which the bucket is whole stands for nothing yet: that epoch is read of its
   parts.
@@ -21,6 +23,7 @@ from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.platform.layout import MANIFESTS, PINS
+from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, covers
 
@@ -100,6 +103,7 @@ def not_needed(
     states are read of the bucket.
     """
     ended = _Ended(timelines, released)
+    checkpoints = {checkpoint_of(name) for name in small}
     found = []
     for version in held:
         name = version.name
@@ -112,8 +116,11 @@ def not_needed(
         elif name.span is not None:
             if held.has_archived(name) or ended.is_manifest_unneeded(name):
                 found.append(str(name))
+        elif name.is_opaque:
+            if checkpoint_of(name) in checkpoints:
+                found.append(str(name))
         elif name.entry is None and not name.startswith(f"{PINS}/"):
-            found.append(str(name))  # files of checkpoints, and instances and deliveries that others stand for
+            found.append(str(name))  # instances and deliveries that others stand for
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from nosync.lsm.errors import StorageError
 from nosync.lsm.model.layer import Record
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
@@ -56,6 +55,11 @@ class Uploader:
     def damaged(self) -> dict[str, str]:
         """Returns files that are not copied because they are damaged here, and why."""
         return self._files.damaged
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Returns files that are not copied yet because the bucket they are in does not give them, and why."""
+        return self._files.away
 
     @property
     def waiting_bytes(self) -> int:
@@ -289,8 +293,8 @@ class Uploader:
                     inventory.add(version)
 
     def push_all(self) -> None:
-        """Puts everything that this node has and the bucket lacks. Raises RemoteError where that does not succeed, StorageError
-        where files go faster than they are put.
+        """Puts everything that this node has and the bucket lacks, but for what goes faster than it is put. Raises RemoteError
+        where that does not succeed.
         """
         self.look_at_all()
         in_vain = 0
@@ -301,9 +305,6 @@ class Uploader:
                 return
             self.flush()
             in_vain = 0 if self.writer.sent_bytes > sent_bytes else in_vain + 1
-        raise StorageError(
-            f"{self._root}: files go while they are copied to {self.writer.bucket_url}, so not all of it is there; say it again"
-        )
 
 
 def _versions(records: Iterable[Record]) -> dict[FileName, FileVersion]:

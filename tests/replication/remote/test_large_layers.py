@@ -9,9 +9,12 @@ import pyarrow as pa
 
 from nosync.lsm.layers.format import decode
 from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.copying import copy_directory
+from nosync.replication.remote.restore import restore
+from nosync.replication.remote.settings import RemoteSettings
 from nosync.testing.simulated_bucket import SimulatedBucket
 from tests.conftest import OpenStore
-from tests.helpers.remotes import Copies, open_quiet
+from tests.helpers.remotes import QUIET, Copies, open_quiet
 
 
 def test_large_layers_are_objects_of_their_own_in_parts(open_store: OpenStore, bucket: Bucket) -> None:
@@ -50,3 +53,16 @@ def test_a_layer_that_is_damaged_between_its_parts_is_no_copy(open_store: OpenSt
     assert status.safe_point is None
     assert path.name in status.problem
     assert not uploader.writer.objects_begun()
+
+
+def test_a_backup_of_a_layer_of_many_packs(open_store: OpenStore, tmp_path: Path) -> None:
+    bucket, settings = SimulatedBucket(), RemoteSettings("memory://test", large_bytes=1000, flush_bytes=1000)
+    with open_quiet(open_store) as store:
+        rows = pa.table({"k": list(range(3000)), "n": list(range(3000))})
+        store.append("big", t=0, rows=rows, key=["k"])
+        store.seal(0)
+    report = copy_directory(tmp_path / "store", bucket, settings)
+    assert (report.epoch, report.sent_bytes > 20_000) == (0, True)
+    restore(bucket, tmp_path / "restored")
+    with open_store("restored", settings=QUIET) as restored:
+        assert restored.read("big").num_rows == 3000
