@@ -27,6 +27,9 @@ from nosync.replication.remote.names import LogPosition, NodeNames
 from nosync.replication.remote.others import furthest, has_reached
 from nosync.replication.remote.pack import Contents, Placed, Reached
 
+_PASSES = 10
+"""A node puts something every some seconds, and following the logs takes less."""
+
 
 @dataclass(frozen=True)
 class RemoteView:
@@ -67,7 +70,23 @@ def read_view(bucket: Bucket) -> RemoteView:
     nodes = {node: contents for node, contents in found.items() if contents is not None}
     if not nodes:
         raise RemoteError(f"{bucket.url}: store {marker.store_id} was claimed there, and nothing was copied yet")
-    return _view_of(marker, nodes)
+    return _view_of(marker, nodes if len(nodes) == 1 else _of_one_moment(bucket, marker, nodes))
+
+
+def _of_one_moment(bucket: Bucket, marker: Marker, nodes: dict[str, Contents]) -> dict[str, Contents]:
+    """Returns what all nodes held at one time. A node may say that epochs are whole of which another one put a part after
+    its log was read.
+    """
+    for _ in range(_PASSES):
+        before = _positions(nodes)
+        for node in nodes_of(bucket):
+            known = nodes.get(node)
+            if known is None or not follow_log(bucket, NodeNames(node), marker.store_id, known):
+                found = read_log(bucket, NodeNames(node), marker.store_id)
+                nodes = nodes if found is None else {**nodes, node: found}
+        if _positions(nodes) == before:
+            break
+    return nodes
 
 
 def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
@@ -79,7 +98,9 @@ def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
         return read_view(bucket)
     if not all(follow_log(bucket, NodeNames(node), store_id, contents) for node, contents in nodes.items()):
         return read_view(bucket)
-    return view if view.at == _positions(nodes) else _view_of(view.marker, nodes)
+    if view.at == _positions(nodes):
+        return view
+    return _view_of(view.marker, nodes if len(nodes) == 1 else _of_one_moment(bucket, view.marker, nodes))
 
 
 def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
