@@ -26,6 +26,10 @@ class EpochTimes:
     def __init__(self, times: SealTimes) -> None:
         self._times = times
 
+    def read_anew(self, times: SealTimes) -> EpochTimes:
+        """Returns the same of other times."""
+        return EpochTimes(times)
+
     def of(self, timelines: Timelines, branch: str, t: int) -> SealTime | None:
         """Returns when an epoch of a branch was sealed, as its file says it; None where that is not known."""
         manifests = timelines.manifests(branch)

@@ -39,7 +39,6 @@ from nosync.lsm.status import BranchInfo, LayerStatus, RemoteStatus, StoreStatus
 from nosync.lsm.store import inspection
 from nosync.lsm.store.appended import BOOKKEEPING, Appended, key_to_record
 from nosync.lsm.store.direct import raw_trace
-from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.opened import note_closed
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, StoreReader
 from nosync.lsm.store.timelines_view import EndChecks, TimelinesView
@@ -333,7 +332,9 @@ class Store(StoreReader):
         """
         self._parent, self._node = parent, None
         self._view.leave_node()
-        self._times = EpochTimes(SealTimes(self.directory.root, self.directory.env))  # the parent's may be locked
+        self._times = self._times.read_anew(
+            SealTimes(self.directory.root, self.directory.env)
+        )  # the parent's may be locked
 
     def __enter__(self) -> Self:
         return self

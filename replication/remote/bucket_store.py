@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nosync.lsm.errors import RemoteError
+from nosync.lsm.errors import NotAvailableError, RemoteError
+from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.timelines import Timelines
+from nosync.lsm.model.as_of import shown_time
 from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import MARKER
 from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import StoreStatus
+from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.store import Store
 from nosync.lsm.store.timelines_view import EndChecks
 from nosync.lsm.trace.directory import LayerDirectory
@@ -35,6 +38,30 @@ class _NoEnds(EndChecks):
         """Nothing is lost."""
 
 
+class _TimesOfCopies(EpochTimes):
+    """The times of epochs in a bucket, which may be there before the epochs are."""
+
+    def __init__(self, times: SealTimes, url: str) -> None:
+        super().__init__(times)
+        self._url = url
+
+    def read_anew(self, times: SealTimes) -> EpochTimes:
+        """See EpochTimes."""
+        return _TimesOfCopies(times, self._url)
+
+    def epoch_at(self, timelines: Timelines, branch: str, us: int, *, before_first: int | None = None) -> int:
+        """See EpochTimes. Raises NotAvailableError, too, where an epoch of then is not whole there yet."""
+        last, times = timelines.last_sealed(branch), self._times.of_timeline(timelines.timeline(branch).id)
+        for t, time in times.items():
+            if (last is None or t > last) and time.sealed_us <= us:
+                raise NotAvailableError(
+                    f"branch {branch}, as of {shown_time(us)}: that is epoch {t} or a later one, and {self._url} has "
+                    f"{'no epoch' if last is None else f'epochs up to {last}'} until copies come that far. Ask again then, or "
+                    "give the number of an epoch"
+                )
+        return super().epoch_at(timelines, branch, us, before_first=before_first)
+
+
 class BucketStore(Store):
     """Reads, lookups, change feeds, diffs and branches work as they do beside the files. Made by `nosync.connect`."""
 
@@ -44,6 +71,7 @@ class BucketStore(Store):
         """`temporary`: where what was fetched is kept, if only until it is closed."""
         super().__init__(directory, StoreSettings(), None, _NoEnds(directory))
         self.env, self.url, self._temporary = env, url, temporary
+        self._times = _TimesOfCopies(SealTimes(directory.root, env), url)
 
     @property
     def node(self) -> StoreBackend:

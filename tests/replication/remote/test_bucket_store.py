@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -200,3 +203,34 @@ def test_connect_takes_a_url(tmp_path: Path, s3: str) -> None:
         nosync.connect(url, node="n1")
     with pytest.raises(RemoteError, match="no copies of a store"):
         nosync.connect(f"{s3}/nothing-here")
+
+
+def test_a_time_of_which_the_copies_are_behind_is_not_an_earlier_epoch(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects()
+    store = open_store(settings=QUIET)
+    copies = Copies(store, SimulatedBucket(objects), flush_bytes=1)
+    epochs(store, range(3))
+    copies.push()
+    early = datetime.now(UTC)
+    for t in range(3, 6):
+        epochs(store, range(t, t + 1))
+        time.sleep(0.002)
+    store.sync()
+    late = datetime.now(UTC)
+    assert store.epoch_as_of(late) == 5
+    uploader, answers = copies.level._uploader, set()
+    assert uploader is not None
+    for _ in range(30):  # packs of one file
+        with connect_bucket(SimulatedBucket(objects), None) as reader:
+            assert reader.epoch_as_of(early) == 2
+            with contextlib.suppress(nosync.NotAvailableError):
+                answers.add(reader.epoch_as_of(late))
+        uploader.look_at_all()
+        uploader.gather()
+        if not uploader.has_something:
+            break
+        uploader.flush()
+    assert answers <= {2, 5}, "2: before any of the later times is there"
+    assert 5 in answers
