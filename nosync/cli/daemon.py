@@ -70,6 +70,9 @@ OTHERS_GET_NOTHING = 0o027
 @click.option(
     "--nice", type=click.IntRange(0, 19), help="How much smaller a share of the processors it gets. [default: 0]"
 )
+@click.option(
+    "--new-store", is_flag=True, default=None, help="Begin a new store here, also where some peers were not met yet."
+)
 @click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
 @click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
 def daemon(

@@ -75,6 +75,8 @@ class Daemons:
     extra: tuple[str, ...] = ()
     know: tuple[str, ...] = ()
     """The nodes that are given to a daemon as its peers when it is started; empty: all."""
+    new_store: bool = True
+    """Whether a node that has nothing begins the store, also while others are down."""
     processes: dict[str, Process] = field(default_factory=dict)
 
     def data(self, node: str) -> Path:
@@ -91,7 +93,7 @@ class Daemons:
             "daemon", "--node", node, "--data", str(self.data(node)),
             "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas),
             "--sockets", str(self.sockets),
-            *peers, *self.extra, *more,
+            *(("--new-store",) if self.new_store else ()), *peers, *self.extra, *more,
         ]  # fmt: skip
 
     @staticmethod

@@ -31,6 +31,7 @@ from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
 from nosync.lsm.node.api import RemoteCopies
 from nosync.lsm.node.remote_status import CopiesOfDaemon, read_remote_status
+from nosync.lsm.platform.layout import CHECKPOINTS
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
@@ -61,12 +62,23 @@ class RemoteNode:
         self.store_id, self.node_id = reply.store_id, reply.node
         self._daemon_notices = reply.notices
         self._daemon = address_of(directory.root)
-        if not reply.filled:
-            log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.sealer = Sealer(directory, reply.replicas)
         self.timelines = self.sealer.timelines
+        if not reply.filled:
+            self._check_has_begun()
+            log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self._pins = Pins(directory.root, directory.env)
         self.times = SealTimes(directory.root, directory.env)
+
+    def _check_has_begun(self) -> None:
+        """Raises ReplicationError where nothing is here, and peers may have the store: a job would begin it anew."""
+        root, env = self.directory.root, self.directory.env
+        if self.timelines.manifests().last is None and not env.list_dir(root / CHECKPOINTS):
+            raise ReplicationError(
+                f"{root} has nothing yet, and its daemon has not met all peers, or is still being filled by them. One that "
+                "is down may have the store, which would begin a second time here: start the daemons of all nodes first (nosync "
+                f"status {root} shows which are away); or, for a new store, start this one with --new-store"
+            )
 
     @property
     def remotes(self) -> list[RemoteCopies]:

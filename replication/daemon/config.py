@@ -21,7 +21,7 @@ SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
 MOST_NICE = 19
 DOOR_MODES = ("async", "strict")
-_TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int, "nice": int}
+_TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int, "nice": int, "new_store": bool}
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class DaemonConfig:
     """Manifests of so many old epochs share one file. The same on all nodes."""
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
+    new_store: bool = False
+    """An empty data directory is the beginning of a new store, though some peers were not met: jobs need not wait for them.
+    Without it such a node may be one whose disk was replaced, and the store is with a peer that is down.
+    """
     nice: int = 0
     """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to
     19. Where tasks keep all of them busy copies come later, and more is lost with a host.
@@ -139,7 +143,7 @@ def _checked(name: str, value: Any, path: Path) -> Any:
     if name == "remote":
         return _remote(value, path)
     expected = dict if name in ("peers", "checkpoints") else _TYPES.get(name, str)
-    if not isinstance(value, expected) or isinstance(value, bool):
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
         raise ReplicationError(f"{path}: {name} is {value!r}, expected {expected.__name__}")
     return value
 

@@ -67,7 +67,7 @@ class Daemon:
         config, members, ways, node = self.config, self._members, self._ways, self.node
         me, links = NodeId(config.node), OpenLinks()
         everyone = [me, *map(NodeId, members.peers)]
-        self.replicator = Replicator(node, me, self.store_id, everyone, config.replicas)
+        self.replicator = Replicator(node, me, self.store_id, everyone, config.replicas, is_new_store=config.new_store)
         self._dialer = Dialer(self.replicator, me, members, ways, links)
         self._findings = PeerFindings(self.replicator, members, ways)
         self._status = DaemonStatus(config, self.store_id, node, self.replicator, members, self._findings, ways.meeting)

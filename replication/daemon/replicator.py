@@ -40,10 +40,21 @@ BACK_S = 3.0
 class Replicator:
     """Replicates one node's store. `members`: all nodes, this one included; `start` and `stop` it."""
 
-    def __init__(self, node: Node, me: NodeId, store_id: str, members: Sequence[NodeId], replicas: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        me: NodeId,
+        store_id: str,
+        members: Sequence[NodeId],
+        replicas: int,
+        *,
+        is_new_store: bool = False,
+    ) -> None:
         self._node, self._env = node, node.directory.env
         key_groups, now_s = node.directory.key_groups, self._env.monotonic_s()
-        replica = Replica(me, node.incarnation, store_id, members, replicas, now_s, key_groups)
+        replica = Replica(
+            me, node.incarnation, store_id, members, replicas, now_s, key_groups, is_new_store=is_new_store
+        )
         self._replica, self._shared = replica, SharedReplica(replica, self._env)
         self.counters = Counters()
         self.announcements = Announcements(node, self._shared)

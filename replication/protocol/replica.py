@@ -78,7 +78,10 @@ class Replica:
         replicas: int,
         now_s: float = 0.0,
         key_groups: int = 0,
+        *,
+        is_new_store: bool = False,
     ) -> None:
+        """`is_new_store`: where nothing is here, it is not because a disk was lost."""
         self.me = me
         peers = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.state = ReplicaState(Placement(me, replicas), peers, now_s)
@@ -89,6 +92,7 @@ class Replica:
         self._push = EagerPush(self.state)
         self._statements = Statements(self.state, self.planner)
         self._began_s = self._heartbeat_s = now_s
+        self._is_new_store = is_new_store
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
@@ -274,8 +278,11 @@ class Replica:
         """Returns whether nothing that should be here and that any peer has is missing.
 
         What peers have that nobody met yet is not known: so it is not right after the start, while they may be on
-        their way.
+        their way. A node that has nothing at all may be one that lost its disk: it waits until it has met them all.
         """
+        has_nothing = not len(self.mine) and not self._is_new_store
+        if has_nothing and not all(peer.is_known or peer.refused for peer in self.peers.values()):
+            return False
         return self._knows_peers() and self.planner.is_filled()
 
     def has_all_of(self, checkpoint: str) -> bool:

@@ -58,7 +58,7 @@ def test_a_file_that_is_not_a_stores_stops_nothing(tmp_path: Path) -> None:
 def test_a_node_says_that_it_holds_what_it_holds(tmp_path: Path) -> None:
     """Also where a layer is merged away while its listener has yet to hear of it."""
     one, other = free_ports(2)
-    config = DaemonConfig("n1", tmp_path / "n1", f"127.0.0.1:{one}", {"n2": f"127.0.0.1:{other}"}, 2)
+    config = DaemonConfig("n1", tmp_path / "n1", f"127.0.0.1:{one}", {"n2": f"127.0.0.1:{other}"}, 2, new_store=True)
     daemon = Daemon(config)
     daemon.start()
     try:
@@ -99,7 +99,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         trace = FileName.of_layer(next(iter(store.node.durable_ids()))).rpartition("/")[0]
     single = next(name for name in files if name.startswith("1-2"))
     merged = next(name for name in files if name.startswith("0-6"))
-    daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2))
+    daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2, new_store=True))
     daemon.start()
     try:
         replicator = daemon.replicator
@@ -169,7 +169,9 @@ class FailsOnce(Env):
 def test_a_disk_that_fails_once_while_a_file_comes_ends_no_link(tmp_path: Path) -> None:
     env, (one, two) = FailsOnce(), free_ports(2)
     settings = {"sockets": tmp_path / "s"}
-    sender = Daemon(DaemonConfig("n1", tmp_path / "n1", f"127.0.0.1:{one}", {"n2": f"127.0.0.1:{two}"}, **settings))
+    sender = Daemon(
+        DaemonConfig("n1", tmp_path / "n1", f"127.0.0.1:{one}", {"n2": f"127.0.0.1:{two}"}, new_store=True, **settings)
+    )
     receiver = Daemon(
         DaemonConfig("n2", tmp_path / "n2", f"127.0.0.1:{two}", {"n1": f"127.0.0.1:{one}"}, **settings), env=env
     )

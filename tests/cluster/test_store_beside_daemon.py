@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from nosync.cli import main
 from nosync.lsm.model.as_of import shown_time
 from nosync.lsm.node.parts import NodeParts
 from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.client import remote_node
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.daemon import Daemon
 from nosync.testing import FaultyEnv
@@ -100,7 +102,7 @@ def test_a_daemon_that_starts_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
 ) -> None:
     """As where both begin at boot: at any moment of its start, also the first one that the directory sees."""
-    config = DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2)
+    config = DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2, new_store=True)
     daemon = Daemon(config)
     daemon.start()
     about = (tmp_path / "n1" / "daemon.json").read_bytes()
@@ -190,3 +192,28 @@ def test_epochs_are_found_by_time_on_every_node(tmp_path: Path) -> None:
 def _has_few(directory: Path) -> bool:
     """Says whether the times of pairs of old epochs are in one file each."""
     return len(list(directory.iterdir())) < 7
+
+
+def test_a_node_whose_disk_was_replaced_does_not_begin_the_store_anew_while_its_peer_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, ("n1", "n2")) as daemons:
+        daemons.new_store = False
+        with daemons.open("n1") as store:
+            for t in range(3):
+                append(store, t)
+        eventually("all is safe", lambda: daemons.safe_point("n2") == 2)
+        daemons.stop("n1")
+        daemons.stop("n2")
+        shutil.rmtree(daemons.data("n1"))
+        daemons.start("n1")
+        monkeypatch.setattr(remote_node, "FILL_PATIENCE_S", 3.0)  # more than a new store waits for
+        eventually("n1 is there", (daemons.data("n1") / "daemon.json").exists)
+        with pytest.raises(nosync.ReplicationError, match="start the daemons of all nodes first"):
+            daemons.open("n1")
+        daemons.start("n2")
+        monkeypatch.undo()
+        with daemons.open("n1") as store:
+            assert store.last_sealed() == 2
+            append(store, 3)
+        eventually("all is safe", lambda: daemons.safe_point("n2") == 3)

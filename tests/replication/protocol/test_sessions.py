@@ -73,6 +73,26 @@ def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
     assert numbers[0] == numbers[1]
 
 
+def test_a_node_that_has_nothing_is_not_filled_before_it_has_met_all() -> None:
+    """Its disk may be a new one, and the store with a peer that is down."""
+    ids = [NodeId(name) for name in ("n1", "n2", "n3")]
+    lost = Replica(ids[0], "life", "store", ids, replicas=2)
+    new = Replica(ids[0], "life", "store", ids, replicas=2, is_new_store=True)
+    for t in range(100):
+        lost.tick(t * MEET_S)
+        new.tick(t * MEET_S)
+    assert not lost.is_filled()
+    assert new.is_filled()
+    lost.peers[ids[1]].is_known = True
+    assert not lost.is_filled()
+    lost.peers[ids[2]].is_known = True
+    assert lost.is_filled()
+    begun = Replica(ids[0], "life", "store", ids, replicas=2)
+    begun.holds([held(0)])
+    begun.tick(MEET_S)
+    assert begun.is_filled(), "what is here is no new disk, and nobody is waited for"
+
+
 def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
@@ -80,6 +100,7 @@ def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
         node.add_member(NodeId("n3"))  # gave it to n2, which did not tell n1 yet
     two.mine.add(held(0))
     two.peers[N1].unsaid = {held(0).name: held(0)}
+    one.mine.add(held(7))
     assert not one.is_filled(), "n3 may come yet"
     one.tick(MEET_S)
     one.sessions.piece_came(SESSION, 0)
