@@ -25,6 +25,29 @@ CLAUSES: dict[str, str] = {
     "lambdas": "SELECT id, filter(array(person, id, 3), x -> x % 2 = 1) AS odd FROM orders",
     "texts": "SELECT id, regexp_extract(item, '(.)$', 1) AS last, item RLIKE '^t' AS t, split(item, 'e') AS parts FROM orders",
     "json": "SELECT id, get_json_object(concat('{\"v\":', id, '}'), '$.v') AS v FROM orders",
+    "other schemas": """SELECT item, count(from_json(j, 'v string').v) AS texts, count(from_json(j, 'v int').v) AS numbers,
+                        max(to_csv(named_struct('a', person, 'b', id), map('sep', '|'))) AS a,
+                        max(to_csv(named_struct('a', person, 'b', id), map('sep', ';'))) AS b
+                        FROM (SELECT item, person, id, concat('{"v": "', item, '"}') AS j FROM orders) GROUP BY item""",
+    "other casts": """SELECT id, to_json(CAST(l AS array<double>)) AS d, to_json(CAST(l AS array<string>)) AS s,
+                      transform(l, x -> try_add(x, 1)) AS a, transform(l, x -> x + 1) AS b
+                      FROM (SELECT id, array(person, id) AS l FROM orders)""",
+    "one name for two": """SELECT p.twice AS before, c.person * 2 AS twice
+                           FROM (SELECT id, person * 2 AS twice FROM orders) p JOIN orders c ON c.id = p.id + 1""",
+    "newest by subqueries": """SELECT pid,
+                         (SELECT o.item FROM orders o WHERE o.person = people.pid ORDER BY o.id DESC LIMIT 1) AS item,
+                         (SELECT o.price FROM orders o WHERE o.person = people.pid ORDER BY o.id LIMIT 1 OFFSET 1) AS second
+                         FROM people""",
+    "some of each": """SELECT pid, o.item FROM people, LATERAL (
+                       SELECT item FROM orders WHERE person = pid ORDER BY id DESC LIMIT 2) o""",
+    "lists of nothing": """SELECT collect_list(item) AS l, size(collect_set(item)) AS n, count(*) AS k,
+                           coalesce(array_join(collect_list(item), ','), 'none') AS j, median(price) AS m
+                           FROM orders WHERE id > 100000""",
+    "extremes of some": """SELECT max_by(10 / person, id) FILTER (WHERE person <> 0) AS m FROM
+                           (SELECT id, person % 3 AS person FROM orders)""",
+    "a column twice inside": "WITH c AS (SELECT id, id FROM orders) SELECT count(*) AS n FROM c",
+    "numbers of each": """SELECT pid, o.r, o.id FROM people JOIN LATERAL (
+                          SELECT id, row_number() OVER (ORDER BY id DESC) AS r FROM orders WHERE person = pid) o""",
     "aliases": "SELECT o.*, 1 AS one FROM (SELECT id, person FROM orders) o",
     "order": "SELECT id, price FROM orders ORDER BY price DESC",
     # --- groups
@@ -266,6 +289,23 @@ REFUSED: dict[str, tuple[str, str]] = {
     "today in a text": (
         "SELECT id FROM orders WHERE date(at) < 'today'",
         r"CAST\('today' AS DATE.*line 1: it depends on when",
+    ),
+    "now in comments": (
+        "SELECT id FROM orders\nWHERE at < TIMESTAMP/* as of */'now'",
+        r"'now', line 2: it depends on when",
+    ),
+    "now in letters": (r"SELECT id FROM orders WHERE at < TIMESTAMP '\u006eow'", r"ow', line 1: it depends on when"),
+    "today as it is": (
+        "SELECT (SELECT max(id) FROM orders WHERE at < date r'today') AS m",
+        r"'today', line 1: it depends",
+    ),
+    "times of day": (
+        "SELECT id, TIME '12:00:00' AS c FROM orders",
+        r"cannot be recorded: give its text|TIME|PARSE|UNSUPPORTED",
+    ),
+    "any of each": (
+        "SELECT pid, (SELECT item FROM orders WHERE person = pid LIMIT 1) AS item FROM people",
+        r"LIMIT without ORDER BY|SCALAR|without ORDER BY|is no input|more than one",
     ),
     "now as a constant": (
         "SELECT id FROM orders\nWHERE at < TIMESTAMP 'now'",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 
 import nosync
 from nosync.spark.session import ZONE, active_in_jvm, conf_set
@@ -17,7 +19,7 @@ from tests.views.both_ways import Inputs, flow_over_inputs, named, parts, run
 from tests.views.clauses import CLAUSES, REFUSED
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +28,7 @@ VIEWS = named(CLAUSES)
 PARTS = parts(VIEWS, 22)
 SOME = [
     "frames_by_decimals", "distinct_pairs_of_groups", "lambdas_of_two", "with_inside", "pipes", "two_lists", "lag_of_fields",
-    "subqueries_in_sums", "order_by_fields",
+    "subqueries_in_sums", "order_by_fields", "other_schemas", "one_name_for_two", "newest_by_subqueries", "lists_of_nothing",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 
@@ -69,6 +71,32 @@ def test_instants_in_a_query_are_of_the_zone_of_the_session(spark: SparkSession,
         assert all(row.l == [row.h] for row in shown)
         assert sorted(row.h[:2] for row in shown) == ["04", "05", "06"]
         assert [row.midnight for row in job.read("pivoted").collect()] == [1]
+
+
+def test_the_clock_is_found_in_dataframes(spark: SparkSession) -> None:
+    flow = flow_over_inputs()
+    views: dict[str, Callable[[Any], DataFrame]] = {
+        "where": lambda t: t["orders"].where("at < DATE 'today'"),
+        "expr": lambda t: t["orders"].select("id", F.expr("TIMESTAMP 'now'").alias("c")),
+        "sql": lambda t: t["orders"].sparkSession.sql("SELECT id FROM orders WHERE at < DATE 'tomorrow'"),
+    }
+    for name, query in views.items():
+        with pytest.raises(nosync.FlowError, match=f"view {name}: .*line 1: it depends on when it is asked"):
+            flow.view(name, query, spark=spark)
+    flow.view("fixed", lambda t: t["orders"].where("at < DATE '2020-01-01' OR item = 'today'"), spark=spark)
+
+
+def test_a_branch_with_another_schema_of_json_computes_it(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.table("t", "id bigint, s string", key=["id"])
+    flow.sql("v", "SELECT id, CAST(from_json(s, 'a int').a AS string) AS v FROM t", spark=spark)
+    job = nosync.Job(flow, open_store(retain=100), spark=spark, shards=1)
+    for t, value in enumerate(("7", "x")):
+        job.advance(t, {"t": spark.createDataFrame([(t, f'{{"a": "{value}"}}')], "id bigint, s string")})
+    branch = job.branch("texts", views={"v": "SELECT id, CAST(from_json(s, 'a string').a AS string) AS v FROM t"})
+    branch.replay()
+    assert [row.v for row in job.read("v").orderBy("id").collect()] == [None, None]
+    assert [row.v for row in branch.read("v").orderBy("id").collect()] == ["7", "x"]
 
 
 def test_lists_with_their_nulls_are_refused(spark: SparkSession) -> None:

@@ -178,7 +178,15 @@ class Aggregates:
             joined = [name for _, name, _ in more.answers]
             stage = _beside(self._stages, stage, columns, other, joined, key_types)
             columns += joined
-        return stage
+        lists = {name: call for call, name, _ in whole.answers if kind_of(_function_of(call)) != "Percentile"}
+        if keys or not lists:
+            return stage
+        # Of no rows at all there is no group, and their list is empty.
+        empty = {name: f"CAST(array() AS {call.dataType().sql()})" for name, call in lists.items()}
+        texts = {
+            name: f"coalesce({quoted(name)}, {empty[name]})" if name in empty else quoted(name) for name in columns
+        }
+        return self._stages.select(stage, texts)
 
     def _windowed(
         self, relation: Relation, keys: Mapping[str, Expression], calls: Sequence[Node], types: dict[str, Node],
@@ -380,7 +388,7 @@ class Aggregates:
             raise refused(
                 call, "of rows that are equal in order the smaller value is taken, and this has none: take its fields"
             )
-        column = part.takes(self._said_of(value, relation))
+        column = part.takes(self._argument(call, value, relation))
         return part.has(which(column, by=self._compared(part, call, order, relation, "order by a field")))
 
     def _pivotfirst(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:

@@ -69,6 +69,10 @@ def nodes_of(expression: Node) -> Iterator[Node]:
         yield from nodes_of(child)
 
 
+def is_attribute(expression: Node) -> bool:
+    return kind_of(expression) == "AttributeReference"
+
+
 def has_one_row(plan: Node) -> bool:
     """Returns whether a plan has one row at most, whatever its inputs have. (Spark knows that these have none now.)"""
     while kind_of(plan) in ("Project", "Filter", "Sort", "SubqueryAlias"):

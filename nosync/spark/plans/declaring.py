@@ -20,7 +20,7 @@ from nosync.flow.stage import Stage
 from nosync.flow.tables import source_of
 from nosync.flow.views import NoSessionError, View
 from nosync.lsm.errors import FlowError, NosyncError
-from nosync.spark.expressions import OF_TODAY, Analyzer, quoted
+from nosync.spark.expressions import Analyzer, quoted
 from nosync.spark.plans.catalyst import Node, Refused
 from nosync.spark.plans.query import Analyzed, Planner
 from nosync.spark.plans.translator import Translator
@@ -29,12 +29,11 @@ from nosync.spark.session import active_in_jvm, check_session, expression_settin
 
 _NAME_OF_STAGE = re.compile(r"[a-z]+-[0-9a-f]{10}\Z")
 """How stages of views are called, those that could not be made included."""
-_TODAY = re.compile(
-    r"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*(['\"])\s*(?:now|today|tomorrow|yesterday)\b[^'\"]*\1", re.IGNORECASE
+_NO_TYPE = re.compile(
+    r'^"(?:variant|time\([0-9]\))"$|"(?:type|elementType|keyType|valueType)":"(?:variant|void|time\([0-9]\))"'
 )
-"""A constant that Spark makes of the clock when it reads the query: its plan does not say so."""
-_NO_TYPE = re.compile(r'^"variant"$|"(?:type|elementType|keyType|valueType)":"(?:variant|void)"')
-"""In the JSON of a type. Of VARIANT no values can be compared; VOID inside of others has no type in Arrow."""
+"""In the JSON of a type. Of VARIANT no values can be compared; VOID inside of others, and TIME, have no type in Arrow."""
+_INSTEAD = {"variant": "to_json(it), or its fields", "time(": "its text, CAST(it AS string)"}
 _NO_SESSION = (
     "Spark reads its query, and there is no session yet: make one before, as in "
     "SparkSession.builder.getOrCreate(), or give spark="
@@ -60,9 +59,6 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     spark = planner.spark
     inputs = _inputs(flow, planner, spark)
     analyzed = planner.analyze(view.name, view.query, inputs)
-    if isinstance(view.query, str) and (found := _TODAY.search(view.query)) is not None:
-        line = view.query.count("\n", 0, found.start()) + 1
-        raise FlowError(f"view {view.name}: {found[0]}, line {line}: {OF_TODAY}")
     names = [name for _, name, _ in analyzed.columns]
     _check_names(view.name, names)
     _check_types(view.name, analyzed)
@@ -90,10 +86,9 @@ def _check_types(view: str, analyzed: Analyzed) -> None:
     for _, name, type_ in analyzed.columns:
         match = _NO_TYPE.search(str(type_.json()))
         if match is not None:
-            instead = (
-                "to_json(it), or its fields"
-                if "variant" in match[0]
-                else "it a type, as in CAST(array() AS array<int>)"
+            instead = next(
+                (what for word, what in _INSTEAD.items() if word in match[0]),
+                "it a type, as in CAST(array() AS array<int>)",
             )
             raise FlowError(f"view {view}: column {name} is {type_.sql()}, which cannot be recorded: give {instead}")
 

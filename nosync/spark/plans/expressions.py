@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from py4j.java_gateway import JavaObject
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
@@ -43,8 +44,43 @@ _WITHOUT_TEXT = (
     "ScalaUDF",
 )
 """What Spark prints in a way that it cannot read, or that does not say what it is."""
+_TYPES, _MODES = "org.apache.spark.sql.types.", ("EvalMode", "EvalContext", "Val")
+_MAP = re.compile(r"(scala\.collection\.immutable\.(Map|HashMap)|.*CaseInsensitiveMap)\b")
+"""The names of classes of arguments of expressions: how they begin, end, or are."""
+_PLAIN = ("IntegerType", "StringType")
+"""What constants are mostly of."""
+_FAILING = ("ElementAt", "GetArrayItem", "GetMapValue")
+"""What takes an element that may not be there."""
 Known = Sequence[tuple[Node, str]]
 """Expressions, each with the column that has its value already."""
+
+
+def _unprinted(nodes: Sequence[Node], text: str) -> list[str]:
+    """Returns what tells expressions from others and is not in their text: Spark leaves out schemas, options and casts of what
+    it has resolved, and calls by one name what fails and what gives null.
+    """
+    found = []
+    for place, one in enumerate(nodes):
+        kind = kind_of(one)
+        if kind == "NamedLambdaVariable":
+            continue
+        arguments = one.productIterator()
+        while arguments.hasNext():
+            argument = arguments.next()
+            if not isinstance(argument, JavaObject):
+                continue
+            of_class = str(argument.getClass().getName())
+            if of_class.startswith(_TYPES):
+                is_said = kind == "Cast" and f" AS {argument.sql()})" in text
+                is_said = is_said or (kind == "Literal" and kind_of(argument) in _PLAIN and one.value() is not None)
+                found += [] if is_said else [f"{place} {kind} {argument.json()}"]
+            elif _MAP.match(of_class) and argument.nonEmpty():
+                found.append(f"{place} {kind} {sorted(str(pair.toString()) for pair in items(argument.toSeq()))}")
+            elif of_class.endswith(_MODES) and "TRY" in str(argument.toString()):
+                found.append(f"{place} {kind} try")
+        if kind in _FAILING and not one.failOnError():
+            found.append(f"{place} {kind} null")
+    return found
 
 
 class Expressions:
@@ -183,7 +219,8 @@ class Expressions:
         places = {id: place for place, id in enumerate(dict.fromkeys(variables))}
         more += [str(places[id]) for id in variables] if len(places) > 1 else []
         more += [str(one.value()) for one in self._instants(nodes)]
-        return " ".join([text_of(column), *more])
+        text = text_of(column)
+        return " ".join([text, *more, *_unprinted(nodes, text)])
 
     def _is_same(self, table: DataFrame, expression: str | Column, meant: Node) -> bool:
         try:

@@ -30,6 +30,7 @@ from nosync.spark.plans.catalyst import (
     conjuncts,
     found,
     id_of,
+    is_attribute,
     items,
     kind_of,
     refuse_null_on_overflow,
@@ -107,17 +108,19 @@ class Over:
     def __init__(self, stages: Stages, expressions: Expressions) -> None:
         self._stages, self._expressions = stages, expressions
 
-    def of(self, plan: Node, relation: Relation, most: Mapping[int, int]) -> Relation:
-        """Returns a relation with the columns that a plan's window functions make. `most`: of a rank, by the id of its
-        attribute, up to which one rows are asked for.
+    def of(self, plan: Node, relation: Relation, orders: Sequence[Node], most: Mapping[int, int]) -> Relation:
+        """Returns a relation with the columns that a plan's window functions make, over rows in an order. `most`: of a rank, by
+        the id of its attribute, up to which one rows are asked for.
         """
         texts = [self._expressions.of(one, relation) for one in items(plan.partitionSpec())]
         keys = {named("partition", str(text)): text for text in texts}
         given, zone = _Given(self._expressions, relation), str(plan.conf().sessionLocalTimeZone())
-        order = given.order(items(plan.orderSpec()))
+        order = given.order(orders)
         made: dict[int, OverColumn] = {}
         types = dict(relation.types)
         for output in items(plan.windowExpressions()):
+            if is_attribute(output):  # Spark passes a column of the rows on here
+                continue
             column = _column(output.child(), given, zone)
             what = (relation.stage.name, *keys, *map(repr, order), repr(column))
             made[id_of(output)] = replace(column, name=named(str(output.name()), *what))
@@ -151,6 +154,27 @@ class Over:
         return self._stages.per_key("over", before, list(keys), function, f"{VERSION} {function!r}", schema)
 
 
+def is_of_sorted(plan: Node) -> bool:
+    """Returns whether a plan numbers rows in the order in which they come: what Spark makes of a LIMIT in a correlated
+    subquery.
+    """
+    ranks = (_rank_of(one.child()) for one in items(plan.windowExpressions()) if not is_attribute(one))
+    return not items(plan.orderSpec()) and any(rank in RANKS for rank in ranks)
+
+
+def sorted_below(plan: Node) -> tuple[Node, list[Node]]:
+    """Returns what sorts the rows of such a plan, and the projections above it, the lowest first. Raises Refused where nothing
+    does.
+    """
+    below, projects = plan.child(), list[Node]()
+    while kind_of(below) in ("Project", "SubqueryAlias"):
+        projects += [below] if kind_of(below) == "Project" else []
+        below = below.child()
+    if kind_of(below) != "Sort":
+        raise refused(plan, "LIMIT without ORDER BY takes any rows: add ORDER BY before it")
+    return below, projects[::-1]
+
+
 def most_asked(plan: Node) -> dict[int, int]:
     """Returns, by the id of its attribute, up to which rank a filter leaves rows, where a window function below it made the
     rank and nothing in between asks for other rows.
@@ -172,7 +196,8 @@ def most_asked(plan: Node) -> dict[int, int]:
         below = below.child()
     if not most or kind_of(below) != "Window":
         return {}
-    ranks = {id_of(one) for one in items(below.windowExpressions()) if _rank_of(one.child()) in RANKS}
+    computed = (one for one in items(below.windowExpressions()) if not is_attribute(one))
+    ranks = {id_of(one) for one in computed if _rank_of(one.child()) in RANKS}
     return {i: number for i, number in most.items() if i in ranks}
 
 

@@ -23,6 +23,7 @@ from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.jvm_names import remember_names
 from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
+from nosync.spark.plans.clock import check_no_clock
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
 from nosync.spark.session import contains, turn_of
 
@@ -136,6 +137,7 @@ class Planner:
             raise FlowError(f"view {view}: {why}") from None
         except UnknownStageError as error:
             raise UnknownStageError(f"view {view}: {error}") from None
+        check_no_clock(self.session, view, query, plan)
         columns = tuple((id_of(one), str(one.name()), one.dataType()) for one in items(plan.output()))
         ctes = {}
         if len(_WITH.findall(str(plan.toString()))) > (kind_of(plan) == "WithCTE"):

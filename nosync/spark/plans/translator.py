@@ -10,11 +10,22 @@ from nosync.flow.dataflow import Dataflow
 from nosync.spark.expressions import quoted
 from nosync.spark.plans import event_time, generators
 from nosync.spark.plans.aggregates import Aggregates, calls_in
-from nosync.spark.plans.catalyst import Node, Refused, conjuncts, has_one_row, id_of, items, kind_of, refused
+from nosync.spark.plans.catalyst import (
+    Node,
+    Refused,
+    conjuncts,
+    has_one_row,
+    id_of,
+    is_attribute,
+    items,
+    kind_of,
+    nodes_of,
+    refused,
+)
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
-from nosync.spark.plans.over import Over, most_asked
+from nosync.spark.plans.over import Over, is_of_sorted, most_asked, sorted_below
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 
@@ -134,9 +145,9 @@ class Translator:
             raise refused(plan, _REFUSED["UnionLoop"])
         inner = self._ctes[int(plan.cteId())].child()
         # By place: a reference has attributes of its own, in the order of the query's.
-        places = {id_of(one): i for i, one in enumerate(items(inner.output()))}
         relation = self._of(self._planner.rewritten(inner))
-        at = {places[i]: column for i, column in relation.columns.items() if i in places}
+        ids = [id_of(one) for one in items(inner.output())]
+        at = {place: relation.columns[i] for place, i in enumerate(ids) if i in relation.columns}
         names = [str(one.name()) for one in items(inner.output())]
         columns = {id_of(one): at[_place_of(one, n, names)] for n, one in enumerate(items(plan.output()))}
         return Relation(relation.stage, columns, relation.types)
@@ -164,6 +175,10 @@ class Translator:
                 text = self._expressions.of(value, relation, known)
                 is_there = (column for column in relation.types if text == quoted(column))
                 name = next(is_there, named(str(one.name()), str(text)))
+                is_column = text == quoted(name)
+                if not is_column and (name in relation.types or str(columns.get(name, text)) != str(text)):
+                    # The same text over another relation, of which a join has both.
+                    name = named(str(one.name()), relation.stage.name, str(text))
                 columns[name], computed = text, computed or name not in relation.types
             by_id[id_of(one)], types[name] = name, value.dataType()
         if not computed:
@@ -305,7 +320,16 @@ class Translator:
 
     def _window(self, plan: Node) -> Relation:
         most, self._most = self._most, {}
-        return self._over.of(plan, self._of(plan.child()), most)
+        if not is_of_sorted(plan):
+            return self._over.of(plan, self._of(plan.child()), items(plan.orderSpec()), most)
+        sort, projects = sorted_below(plan)
+        relation = self._of(sort.child())
+        kept = {id_of(one): one for order in items(sort.order()) for one in nodes_of(order) if is_attribute(one)}
+        for project in projects:
+            chosen = items(project.projectList())
+            more = [one for i, one in kept.items() if i not in map(id_of, chosen)]
+            relation = self.projected(relation, [*chosen, *more])
+        return self._over.of(plan, relation, items(sort.order()), most)
 
     def _globallimit(self, plan: Node) -> Relation:
         below = plan.child()
