@@ -14,7 +14,6 @@ timeline of an entry, that is not there; layers come last, because a manifest is
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -120,11 +119,14 @@ class _Copy:
             written_ns = self._env.identity(source).written_ns
             if self._copied.get(path) == written_ns:
                 return
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+            self._env.make_dirs(target.parent)
+            self._env.unlink(target)  # an earlier pass wrote it
+            with self._env.create(target) as file:
+                self._env.copy(source, file)
         except FileNotFoundError:
             if source.exists():
                 raise
+            self._env.unlink(target)
             self._vanished = path  # merged, archived or dropped meanwhile: the next pass finds what stands for it
             return
         except OSError as error:

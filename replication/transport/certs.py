@@ -45,7 +45,7 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
         directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         mend_keys(directory)
         if (directory / _CA).exists() or (directory / _CA_KEY).exists():
-            authority, authority_key = _authority(directory)
+            authority, authority_key = _authority(directory, at)
         else:
             authority_key = ec.generate_private_key(ec.SECP256R1())
             # A name of its own: of two authorities in one ca.pem, while they are replaced, it tells the right one.
@@ -57,9 +57,9 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
     return written
 
 
-def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Returns the authority that is there. Raises ReplicationError where a part of it is not, or it is another kind of
-    one.
+def _authority(directory: Path, at: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Returns the authority that is there. Raises ReplicationError where a part of it is not, it is another kind of one, or
+    has expired: what it signs is worth nothing.
     """
     for path in (directory / _CA, directory / _CA_KEY):
         if not path.exists():
@@ -79,6 +79,12 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
             f"{directory}: {_CA} and {_CA_KEY} are not a pair that nosync certs made; use the tool that made them, or "
             "an empty directory"
         )
+    if authority.not_valid_after_utc <= at:
+        raise ReplicationError(
+            f"{directory / _CA}: the authority has expired on {authority.not_valid_after_utc:%Y-%m-%d}, and so has all that it "
+            "signed. Make a new one in an empty directory (nosync certs NEW n1 n2 ...), add its ca.pem to that of every node, "
+            "and then give each node its new certificate"
+        )
     return authority, key
 
 
@@ -97,12 +103,18 @@ def _certificate(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(at - datetime.timedelta(minutes=5))
-        .not_valid_after(at + datetime.timedelta(days=DAYS))
+        .not_valid_after(_end(at, issuer))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
     )
     if issuer is not None:
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     return builder.sign(issuer_key or key, hashes.SHA256())
+
+
+def _end(at: datetime.datetime, issuer: x509.Certificate | None) -> datetime.datetime:
+    """Returns when a certificate ends: not after the authority that signs it."""
+    end = at + datetime.timedelta(days=DAYS)
+    return end if issuer is None else min(end, issuer.not_valid_after_utc)
 
 
 def mend_keys(directory: Path) -> list[tuple[Path, int]]:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
+from nosync.replication.transport import certs
 from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
@@ -27,7 +28,9 @@ def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, caps
         make_certificates(tmp_path / name, ["n1", "n2"], now=today + datetime.timedelta(days=at))
     make_certificates(tmp_path / "other", ["n1"])
     make_certificates(tmp_path / "outlived", [], now=today - datetime.timedelta(days=1000))
-    make_certificates(tmp_path / "outlived", ["n1"])
+    with pytest.MonkeyPatch.context() as patch:  # as other tools sign
+        patch.setattr(certs, "_end", lambda at, issuer: at + datetime.timedelta(days=certs.DAYS))
+        make_certificates(tmp_path / "outlived", ["n1"], now=today - datetime.timedelta(days=200))
     for name, source, node in (("strange", "other", "n1"), ("renamed", "good", "n2")):
         shutil.copytree(tmp_path / "good", tmp_path / name)
         for end in ("pem", "key"):

@@ -194,6 +194,21 @@ def _has_few(directory: Path) -> bool:
     return len(list(directory.iterdir())) < 7
 
 
+def test_no_epoch_is_sealed_where_the_directory_is_not_mounted_any_more(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        append(store, 0)
+        data, away = daemons.data("n1"), tmp_path / "away"
+        data.rename(away)  # an empty mount point stays
+        data.mkdir()
+        with pytest.raises(nosync.NosyncError, match="is not the directory that was opened"):
+            store.node.seal(1, [])
+        assert not (data / "manifests").exists()
+        shutil.rmtree(data)
+        away.rename(data)
+        append(store, 1)
+        assert store.last_sealed() == 1
+
+
 def test_a_node_whose_disk_was_replaced_does_not_begin_the_store_anew_while_its_peer_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

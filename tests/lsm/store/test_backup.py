@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +152,27 @@ def test_kept_checkpoints_come_along(open_store: OpenStore, tmp_path: Path) -> N
     assert [pin.name for pin in found.pins()] == ["before"]
     assert contents(tmp_path / "copy/checkpoints/words") == contents(store.directory.root / "checkpoints/words")
     assert not (tmp_path / "copy/checkpoints/words/commits/9").exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], ids=oct)
+def test_a_copy_is_for_its_owner_and_group_alone_whatever_the_umask(
+    open_store: OpenStore, tmp_path: Path, umask: int
+) -> None:
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(2))
+    query = FakeQuery(tmp_path / "words", "hdfs")
+    query.run(2)
+    with nosync.checkpoints.watch(query.root, store.directory.root):
+        pass
+    (tmp_path / "copy").mkdir()
+    before = os.umask(umask)
+    try:
+        backup(store.directory.root, tmp_path / "copy")
+    finally:
+        os.umask(before)
+    modes = {oct(stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "copy").rglob("*")}
+    assert modes <= {"0o750", "0o640", "0o440", "0o700", "0o600"}, modes
+    assert any((tmp_path / "copy" / "checkpoints" / "words").rglob("*"))
 
 
 def test_the_command(open_store: OpenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

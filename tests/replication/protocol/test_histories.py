@@ -53,6 +53,25 @@ def test_a_peer_that_is_away_and_has_other_contents_holds_no_copy() -> None:
     assert [n1.copies.of(held(t).name, f"d{t}") for t in range(4)] == [1, 1, 1, 1]
 
 
+def test_merged_layers_of_the_same_rows_in_other_bytes_are_no_conflict() -> None:
+    """Nodes merge in other steps. What a layer was merged of tells two histories apart."""
+    pair = Pair()
+    n1 = pair.nodes[N1]
+    name = FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(0), pack(4), Time(pack(3)))))
+    for t in range(4):
+        pair.holds(N1, held(t))
+        pair.holds(N2, held(t))
+    pair.holds(N2, FileVersion(name, "in two steps", 1))
+    pair.holds(N1, FileVersion(name, "at once", 1))
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert n1.copies.conflicts() == {}
+    assert [n1.copies.of(held(t).name, f"d{t}") for t in range(4)] == [2, 2, 2, 2]
+    n1.holds([held(9, "mine")])
+    pair.holds(N2, held(9, "theirs"))
+    pair.pass_s(2 * HEARTBEAT_S)
+    assert [*n1.copies.conflicts()] == [held(9).name]
+
+
 def test_nothing_is_fetched_of_a_history_that_an_archive_is_of() -> None:
     pair = Pair()
     n1 = pair.nodes[N1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import stat
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
@@ -15,6 +17,21 @@ from nosync.replication.transport.certs import make_certificates
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_an_authority_signs_nothing_that_outlives_it(tmp_path: Path) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    make_certificates(tmp_path, ["n1"], now=now - datetime.timedelta(days=800))
+    make_certificates(tmp_path, ["n2"])
+    ends = [
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes()).not_valid_after_utc
+        for name in ("ca.pem", "n1.pem", "n2.pem")
+    ]
+    assert ends[0] == ends[1] == ends[2]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ReplicationError, match="the authority has expired on .*Make a new one in an empty directory"):
+        make_certificates(tmp_path, ["n1"], now=now + datetime.timedelta(days=26))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], ids=oct)
