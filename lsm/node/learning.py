@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
@@ -56,7 +57,10 @@ class Learning:
 
     def learn_noted(self) -> None:
         """Learns from the files that were noted."""
-        came = [self._came.popleft() for _ in range(len(self._came))]
+        came: list[PurePosixPath] = []
+        with contextlib.suppress(IndexError):  # another thread takes some of them at the same time
+            for _ in range(len(self._came)):
+                came.append(self._came.popleft())
         # Nothing of what the node does goes by the clock, and times come with every epoch.
         if sealed := [path for path in came if path.parts[0] != TIMES]:
             self.learn(sealed)

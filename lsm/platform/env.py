@@ -360,7 +360,7 @@ class Env:
         return time.monotonic()
 
     def utc_us(self) -> int:
-        """Returns the time of the wall clock, in microseconds since 1970. It may jump, so nothing but people goes by it."""
+        """Returns the time of the wall clock, in microseconds since 1970. It may jump, so what goes by it does no harm then."""
         return time.time_ns() // 1000
 
     def wait_s(self, seconds: float) -> None:

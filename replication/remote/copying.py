@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from nosync.lsm.errors import CorruptionError
+from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import Bucket
-from nosync.replication.remote.fence import claim_store
+from nosync.replication.remote.fence import RemoteTakenError, claim_store
+from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.probe import probe
@@ -18,6 +20,8 @@ from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.source import DirectorySource
 from nosync.replication.remote.uploader import Uploader
+
+log = logging.getLogger("nosync.remote")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,17 @@ class CopyReport:
     packs: int
 
 
+def _collect(uploader: Uploader, collector: Collector, env: Env) -> None:
+    """Deletes what nothing has needed for the grace, and says of the rest since when: the next pass counts on."""
+    try:
+        collector.collect(uploader.writer, uploader.going_objects, env.monotonic_s())
+        collector.say(uploader.writer, env.monotonic_s())
+    except RemoteTakenError:
+        raise
+    except RemoteError as error:  # what is to be kept is there all the same
+        log.warning("what is not needed any more is not deleted: %s", error)
+
+
 def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> CopyReport:
     """Puts what the store in `root` has and the bucket lacks. The store may be in use.
 
@@ -43,7 +58,10 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     claim_store(bucket, source.marker)
     writer = begin_log(bucket, names, source, env.token(), platform.node())
     uploader = Uploader(source, writer, settings)
+    collector = Collector(bucket, names, settings.grace_s, env)
+    uploader.move(collector.sparse(writer, settings.flush_bytes))
     uploader.push_all()
+    _collect(uploader, collector, env)
     epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
     if epoch != last:
         why = next(iter(uploader.damaged.values()), f"`nosync verify {root}` says whether something is wrong there")

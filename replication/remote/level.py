@@ -67,7 +67,7 @@ class RemoteLevel:
         self._step_lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._flushed_s = self._env.monotonic_s()
-        self._collector = Collector(self._bucket, self._names, settings.grace_s)
+        self._collector = Collector(self._bucket, self._names, settings.grace_s, self._env)
         self._look_s = self._retry_s = self._collect_s = float("-inf")
         self._pause_s = _FIRST_RETRY_S
         self._is_ended, self._problem, self._not_collected = False, "", ""
@@ -306,6 +306,15 @@ class RemoteLevel:
         """See RemoteCopies."""
         end_s = self._env.monotonic_s() + self.settings.close_s
         self._stop()
+        self._push_the_rest(end_s)
+        uploader = self._uploader
+        if uploader is not None and not self._is_ended and not self._problem and self.settings.close_s > 0:
+            try:
+                self._collector.say(uploader.writer, self._env.monotonic_s())
+            except RemoteError as error:
+                log.info("the next process counts anew since when objects are not needed: %s", error)
+
+    def _push_the_rest(self, end_s: float) -> None:
         if self._is_ended or self.settings.close_s <= 0:
             return
         is_all = False

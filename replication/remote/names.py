@@ -5,6 +5,7 @@ nodes/<node>/claims/<claim>.json              who may write the log of this node
 nodes/<node>/index/<claim>-<number>.index     all that was held after the pack of that number
 nodes/<node>/packs/<claim>-<number>.pack      files, and what was added and dropped with them
 nodes/<node>/objects/<claim>-<n>/<part>       a large file, in parts
+nodes/<node>/unneeded/<claim>-<number>.json   since when objects are not needed, as a process said that ended
 probe/<token>                                 made and deleted when a writer begins
 """
 
@@ -17,7 +18,7 @@ STORE, NODES, PROBE = "NOSYNC.json", "nodes", "probe"
 EMBEDDED = "embedded"
 """The node of a store without a daemon."""
 _CLAIM_DIGITS, _NUMBER_DIGITS, _PART_DIGITS = 8, 12, 6
-_IN_LOG = re.compile(r"(?P<claim>\d{8})-(?P<number>\d{12})\.(?:index|pack)\Z")
+_IN_LOG = re.compile(r"(?P<claim>\d{8})-(?P<number>\d{12})\.(?:index|pack|json)\Z")
 _CLAIM = re.compile(r"(?P<claim>\d{8})\.json\Z")
 
 
@@ -44,6 +45,7 @@ class NodeNames:
         self._root = f"{NODES}/{node}"
         self.claims, self.indexes = f"{self._root}/claims/", f"{self._root}/index/"
         self.packs, self.objects = f"{self._root}/packs/", f"{self._root}/objects/"
+        self.unneeded = f"{self._root}/unneeded/"
 
     def claim(self, number: int) -> str:
         return f"{self.claims}{number:0{_CLAIM_DIGITS}}.json"
@@ -53,6 +55,9 @@ class NodeNames:
 
     def pack(self, at: LogPosition) -> str:
         return f"{self.packs}{at}.pack"
+
+    def unneeded_at(self, at: LogPosition) -> str:
+        return f"{self.unneeded}{at}.json"
 
     def object(self, claim: int, n: int) -> str:
         """Returns what a large file is called, of which each part is an object."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import pyarrow as pa
 import pytest
 
 from nosync.lsm.errors import RemoteError
 from nosync.lsm.platform.env import Env
+from nosync.replication.remote import copying
 from nosync.replication.remote.bucket import MissingObjectError
 from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.names import LogPosition, NodeNames, position_of
 from nosync.replication.remote.restore import restore
+from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.view import read_view
 from nosync.testing.simulated_bucket import Objects, SimulatedBucket
 from tests.conftest import OpenStore
@@ -19,10 +24,13 @@ from tests.helpers.remotes import NAMES, QUIET, Copies, epochs, rows_of
 class Clock(Env):
     """A clock that the test moves."""
 
-    now_s = 1000.0
+    now_s, wall_s = 1000.0, 1e9
 
     def monotonic_s(self) -> float:
         return self.now_s
+
+    def utc_us(self) -> int:
+        return int(self.wall_s * 1e6)
 
 
 def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -> None:
@@ -129,3 +137,61 @@ def test_a_permission_to_delete_that_went_is_shown_and_copies_go_on(open_store: 
         copies.step()
     assert copies.level.status().safe_point == 29
     assert "s3:DeleteObject is missing" in copies.level.status().problem
+
+
+def test_processes_that_end_before_the_grace_count_on(open_store: OpenStore) -> None:
+    """As a backup each day, and a job of cron."""
+    clock, objects = Clock(), Objects()
+    sizes = []
+    for day in range(8):
+        with open_store(settings=QUIET, retain=0, env=clock) as store:
+            rows = pa.table({"k": list(range(2000)), "n": [day] * 2000})
+            store.append("counts", t=day, rows=rows, key=["k"])
+            store.seal(day)
+            store.compact()
+            store.sync()
+            copies = Copies(store, SimulatedBucket(objects), grace_s=100.0, close_s=5.0)
+            copies.push()
+        clock.now_s += 60.0
+        clock.wall_s += 60.0
+        sizes.append(sum(map(len, objects.by_name.values())))
+    assert max(sizes[4:]) <= 1.3 * sizes[3]
+    assert len([name for name in objects.by_name if "/unneeded/" in name]) == 1
+    root = store.directory.root.parent / "restored"
+    assert restore(SimulatedBucket(objects), root).epoch == 7
+
+
+def test_what_another_process_said_deletes_nothing_that_is_needed(open_store: OpenStore) -> None:
+    clock, objects = Clock(), Objects()
+    store = open_store(settings=QUIET, env=clock)
+    epochs(store, range(5))
+    Copies(store, SimulatedBucket(objects)).push()
+    there = dict.fromkeys(objects.by_name, 1000000000.0)
+    for text in (json.dumps({"said_s": 0.0, "unneeded_s": there}), "{", "[]", '{"said_s": "x"}'):
+        objects.by_name[f"{NAMES.unneeded}00000009-000000000000.json"] = text.encode()
+        copies = Copies(store, SimulatedBucket(objects), grace_s=1.0)
+        copies.push()
+        clock.now_s += 10.0
+        copies.level._collect_s = float("-inf")
+        copies.step()
+        read_view(SimulatedBucket(objects))
+    root = store.directory.root.parent / "restored"
+    restore(SimulatedBucket(objects), root)
+    assert rows_of(open_store("restored", settings=QUIET)) == rows_of(store)
+
+
+def test_a_backup_deletes_what_the_one_before_left(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, objects = Clock(), Objects()
+    monkeypatch.setattr(copying, "Env", lambda: clock)
+    settings, sizes = RemoteSettings("memory://test", grace_s=100.0), []
+    for day in range(8):
+        with open_store(settings=QUIET, retain=0) as store:
+            rows = pa.table({"k": list(range(2000)), "n": [day] * 2000})
+            store.append("counts", t=day, rows=rows, key=["k"])
+            store.seal(day)
+            store.compact()
+        copying.copy_directory(store.directory.root, SimulatedBucket(objects), settings)
+        clock.now_s, clock.wall_s = 0.0, clock.wall_s + 86_400.0  # another process, another day
+        sizes.append(sum(map(len, objects.by_name.values())))
+    assert max(sizes[4:]) <= 1.3 * sizes[3]
+    assert restore(SimulatedBucket(objects), store.directory.root.parent / "restored").epoch == 7
