@@ -72,19 +72,7 @@ class DirectoryLock:
         """Raises StorageError where the path is not the locked directory any more."""
         if _held.get(self._file) is not self:
             raise StorageError(f"{self._root} was given back: the store is closed")
-        mine = os.fstat(self._root_fd)
-        try:
-            found = os.stat(self._root)
-        except OSError as error:
-            why = f"cannot be looked at any more ({error.strerror or error})"
-        else:
-            if os.path.samestat(mine, found):
-                return
-            why = "is another directory than the one that was opened"
-        raise StorageError(
-            f"{self._root} {why}: it was moved or replaced, or its file system was unmounted. Nothing more is "
-            "acknowledged: put it back, and it goes on; or close the store, and open it where it is now"
-        )
+        check_same(self._root, os.fstat(self._root_fd))
 
     @property
     def where(self) -> str:
@@ -153,3 +141,19 @@ def _drop_copies() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_copies)
+
+
+def check_same(root: Path, opened: os.stat_result) -> None:
+    """Raises StorageError where a path is not the directory any more that was opened."""
+    try:
+        found = os.stat(root)
+    except OSError as error:
+        why = f"cannot be looked at any more ({error.strerror or error})"
+    else:
+        if os.path.samestat(opened, found):
+            return
+        why = "is another directory than the one that was opened"
+    raise StorageError(
+        f"{root} {why}: it was moved or replaced, or its file system was unmounted. Nothing more is acknowledged: put it back, "
+        "and it goes on; or close the store, and open it where it is now"
+    )

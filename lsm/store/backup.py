@@ -120,7 +120,8 @@ class _Copy:
             if self._copied.get(path) == written_ns:
                 return
             self._env.make_dirs(target.parent)
-            self._env.unlink(target)  # an earlier pass wrote it
+            if path in self._copied:  # by an earlier pass
+                self._env.unlink(target)
             with self._env.create(target) as file:
                 self._env.copy(source, file)
         except FileNotFoundError:

@@ -332,9 +332,8 @@ class Store(StoreReader):
         """
         self._parent, self._node = parent, None
         self._view.leave_node()
-        self._times = self._times.read_anew(
-            SealTimes(self.directory.root, self.directory.env)
-        )  # the parent's may be locked
+        # The parent's may be locked.
+        self._times = self._times.read_anew(SealTimes(self.directory.root, self.directory.env))
 
     def __enter__(self) -> Self:
         return self

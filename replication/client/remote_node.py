@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from nosync.lsm.errors import (
     InvalidInputError,
     NosyncError,
     ReplicationError,
-    StorageError,
 )
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
@@ -33,8 +31,8 @@ from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
 from nosync.lsm.node.api import RemoteCopies
 from nosync.lsm.node.remote_status import CopiesOfDaemon, read_remote_status
-from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS
+from nosync.lsm.platform.lock import check_same
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
@@ -84,17 +82,6 @@ class RemoteNode:
                 f"status {root} shows which are away); or, for a new store, start this one with --new-store"
             )
 
-    def _check_place(self) -> None:
-        """Raises StorageError where the directory is another one than it was: an epoch would be sealed where nobody finds it."""
-        root = self.directory.root
-        with storage_errors("look at", root):
-            is_same = os.path.samestat(root.stat(), self._place)
-        if not is_same:
-            raise StorageError(
-                f"{root} is not the directory that was opened: it was moved away, or its file system is not mounted any more. "
-                "Nothing is sealed there: put it back, and it goes on"
-            )
-
     @property
     def remotes(self) -> list[RemoteCopies]:
         """Returns the copies in object stores that the daemon makes."""
@@ -123,7 +110,7 @@ class RemoteNode:
         def before_new(timeline: str) -> None:
             self.times.record(timeline, t, span)
 
-        self._check_place()
+        check_same(self.directory.root, self._place)  # else the epoch is where nobody finds it
         manifest, _ = self.sealer.seal(t, ids, branch, meta, copies, contents, before_new=before_new)
         self.note(ids)
         return manifest

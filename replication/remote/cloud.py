@@ -225,7 +225,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         raise RemoteError(
             f"file://{target.parent}: this file system has no hard links ({error.strerror}), by which an object gets its name "

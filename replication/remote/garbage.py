@@ -64,10 +64,9 @@ class Collector:
         """Returns what the last process said since when objects are not needed, by this process's clock."""
         found = [one.name for one in self._bucket.list(self._names.unneeded)]
         self._said = tuple(found)
-        known = [name for name in found if position_of(name) is not None]
-        if not known:
+        if not found:
             return {}
-        name = max(known, key=lambda name: position_of(name) or LogPosition(0, 0))
+        name = max(found)
         try:
             with parsed("since when objects are not needed", f"{self._bucket.url}/{name}"):
                 fields = json.loads(self._bucket.get(name))

@@ -18,7 +18,7 @@ STORE, NODES, PROBE = "NOSYNC.json", "nodes", "probe"
 EMBEDDED = "embedded"
 """The node of a store without a daemon."""
 _CLAIM_DIGITS, _NUMBER_DIGITS, _PART_DIGITS = 8, 12, 6
-_IN_LOG = re.compile(r"(?P<claim>\d{8})-(?P<number>\d{12})\.(?:index|pack|json)\Z")
+_IN_LOG = re.compile(r"(?P<claim>\d{8})-(?P<number>\d{12})\.(?:index|pack)\Z")
 _CLAIM = re.compile(r"(?P<claim>\d{8})\.json\Z")
 
 

@@ -56,8 +56,8 @@ class Reach:
             log = self._timelines.manifests(branch)
             safe_here = look.last_safe(log, self._known.get(log.timeline, Epoch(-1)))
             self._known[log.timeline] = safe_here
-            if safe_here >= 0 and not look.is_exact(branch, safe_here):
-                said = newest_safe(refs, log.timeline, before)
+            said = newest_safe(refs, log.timeline, before)
+            if safe_here >= 0 and safe_here != said and not look.is_exact(branch, safe_here):
                 safe_here = Epoch(-1 if said is None else said)
             begins_at = refs.timelines[log.timeline].at
             if begins_at is not None and safe_here < begins_at:

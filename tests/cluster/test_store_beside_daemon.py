@@ -200,7 +200,7 @@ def test_no_epoch_is_sealed_where_the_directory_is_not_mounted_any_more(tmp_path
         data, away = daemons.data("n1"), tmp_path / "away"
         data.rename(away)  # an empty mount point stays
         data.mkdir()
-        with pytest.raises(nosync.NosyncError, match="is not the directory that was opened"):
+        with pytest.raises(nosync.NosyncError, match="is another directory than the one that was opened"):
             store.node.seal(1, [])
         assert not (data / "manifests").exists()
         shutil.rmtree(data)

@@ -178,15 +178,7 @@ class Aggregates:
             joined = [name for _, name, _ in more.answers]
             stage = _beside(self._stages, stage, columns, other, joined, key_types)
             columns += joined
-        lists = {name: call for call, name, _ in whole.answers if kind_of(_function_of(call)) != "Percentile"}
-        if keys or not lists:
-            return stage
-        # Of no rows at all there is no group, and their list is empty.
-        empty = {name: f"CAST(array() AS {call.dataType().sql()})" for name, call in lists.items()}
-        texts = {
-            name: f"coalesce({quoted(name)}, {empty[name]})" if name in empty else quoted(name) for name in columns
-        }
-        return self._stages.select(stage, texts)
+        return stage if keys else _with_empty_lists(self._stages, stage, columns, whole)
 
     def _windowed(
         self, relation: Relation, keys: Mapping[str, Expression], calls: Sequence[Node], types: dict[str, Node],
@@ -408,6 +400,17 @@ def _aggregated(
     before = stages.select(relation.stage, {**keys, **part.arguments})
     before = stages.distinct(before) if distinct else before
     return stages.select(stages.aggregate(before, list(keys), part.aggregates), _answers(keys, part))
+
+
+def _with_empty_lists(stages: Stages, stage: Stage, columns: Sequence[str], whole: _Part) -> Stage:
+    """Returns the answers about all rows. Of no rows at all there is no group, and their lists are empty."""
+    empty = {
+        name: f"CAST(array() AS {call.dataType().sql()})"
+        for call, name, _ in whole.answers
+        if kind_of(_function_of(call)) != "Percentile"
+    }
+    texts = {name: f"coalesce({quoted(name)}, {empty[name]})" if name in empty else quoted(name) for name in columns}
+    return stages.select(stage, texts) if empty else stage
 
 
 def _beside(

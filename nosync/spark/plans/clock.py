@@ -43,9 +43,6 @@ def _constants(plan: Node) -> Iterator[tuple[str, int, int]]:
                 yield str(text), int(begin), int(end)
     for child in items(plan.children()):
         yield from _constants(child)
-    if kind_of(plan) == "WithCTE":
-        for definition in items(plan.cteDefs()):
-            yield from _constants(definition)
 
 
 def _value(session: SparkSession, said: str) -> str:

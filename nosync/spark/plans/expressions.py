@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ _MAP = re.compile(r"(scala\.collection\.immutable\.(Map|HashMap)|.*CaseInsensiti
 """The names of classes of arguments of expressions: how they begin, end, or are."""
 _PLAIN = ("IntegerType", "StringType")
 """What constants are mostly of."""
-_FAILING = ("ElementAt", "GetArrayItem", "GetMapValue")
+_FAILING = ("ElementAt", "GetArrayItem")
 """What takes an element that may not be there."""
 Known = Sequence[tuple[Node, str]]
 """Expressions, each with the column that has its value already."""
@@ -60,6 +61,7 @@ def _unprinted(nodes: Sequence[Node], text: str) -> list[str]:
     it has resolved, and calls by one name what fails and what gives null.
     """
     found = []
+    casts = Counter(str(one.dataType().sql()) for one in nodes if kind_of(one) == "Cast")
     for place, one in enumerate(nodes):
         kind = kind_of(one)
         if kind == "NamedLambdaVariable":
@@ -71,8 +73,10 @@ def _unprinted(nodes: Sequence[Node], text: str) -> list[str]:
                 continue
             of_class = str(argument.getClass().getName())
             if of_class.startswith(_TYPES):
-                is_said = kind == "Cast" and f" AS {argument.sql()})" in text
-                is_said = is_said or (kind == "Literal" and kind_of(argument) in _PLAIN and one.value() is not None)
+                if kind == "Cast":
+                    is_said = text.count(f" AS {argument.sql()})") >= casts[str(argument.sql())]
+                else:
+                    is_said = kind == "Literal" and kind_of(argument) in _PLAIN and one.value() is not None
                 found += [] if is_said else [f"{place} {kind} {argument.json()}"]
             elif _MAP.match(of_class) and argument.nonEmpty():
                 found.append(f"{place} {kind} {sorted(str(pair.toString()) for pair in items(argument.toSeq()))}")

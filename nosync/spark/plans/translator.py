@@ -28,6 +28,7 @@ from nosync.spark.plans.joins import Joins
 from nosync.spark.plans.over import Over, is_of_sorted, most_asked, sorted_below
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
+from nosync.spark.plans.unions import expanded, united
 
 _NO_INPUT = "it is no input of the flow: give it as a source or a table, or join_static() it"
 _OF_INPUTS = ("Range", "StreamingRelationV2")
@@ -70,9 +71,8 @@ class Translator:
         self._ctes: Mapping[int, Node] = {}
         self._top: Node = None
         self._wanted: Mapping[int, str] = {}
-        self._most: Mapping[
-            int, int
-        ] = {}  # up to which ranks rows are asked for, of the window function that comes next
+        self._most: Mapping[int, int] = {}
+        """Up to which ranks rows are asked for, of the window function that is translated next."""
         self.used: dict[str, None] = {}
         """The inputs that the view reads."""
 
@@ -242,34 +242,10 @@ class Translator:
         return self._joins.of(plan, self._of(plan.left()), self._of(plan.right()), self._whole)
 
     def _union(self, plan: Node) -> Relation:
-        parts = [
-            (self._of(child), [(id_of(one), one) for one in items(child.output())]) for child in items(plan.children())
-        ]
-        outputs = items(plan.output())
-        names = [named(str(one.name()), "union", str(i)) for i, one in enumerate(outputs)]
-        stages = []
-        for relation, attributes in parts:
-            casts = {
-                name: f"CAST({quoted(relation.columns[i])} AS {one.dataType().sql()})"
-                for name, one, (i, _) in zip(names, outputs, attributes, strict=True)
-            }
-            stages.append(self.stages.select(relation.stage, casts))
-        types = {name: one.dataType() for name, one in zip(names, outputs, strict=True)}
-        by_id = {id_of(one): name for one, name in zip(outputs, names, strict=True)}
-        return Relation(self.stages.union(stages), by_id, types)
+        return united(self.stages, [(self._of(child), items(child.output())) for child in items(plan.children())], plan)
 
     def _expand(self, plan: Node) -> Relation:
-        relation, outputs = self._of(plan.child()), items(plan.output())
-        names = [named(str(one.name()), "expand", str(i)) for i, one in enumerate(outputs)]
-        parts = []
-        for projection in items(plan.projections()):
-            texts: dict[str, Expression] = {}
-            for name, one, e in zip(names, outputs, items(projection), strict=True):
-                text = self._expressions.of(e, relation)
-                texts[name] = f"CAST({text} AS {one.dataType().sql()})" if isinstance(text, str) else text
-            parts.append(self.stages.select(relation.stage, texts))
-        types = {name: one.dataType() for name, one in zip(names, outputs, strict=True)}
-        return Relation(self.stages.union(parts), {id_of(o): n for o, n in zip(outputs, names, strict=True)}, types)
+        return expanded(self.stages, self._expressions, self._of(plan.child()), plan)
 
     def _distinct(self, plan: Node) -> Relation:
         relation = self.only(self._of(plan.child()), items(plan.output()))

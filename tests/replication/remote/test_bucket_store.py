@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.bucket_store import BucketStore, connect_bucket
 from nosync.testing.simulated_bucket import Fault, Objects, SimulatedBucket
 from tests.conftest import OpenStore
+from tests.helpers.clocks import SECOND_US, Clock
 from tests.helpers.remotes import NAMES, QUIET, Copies, epochs, rows_of
 
 
@@ -205,20 +205,23 @@ def test_connect_takes_a_url(tmp_path: Path, s3: str) -> None:
         nosync.connect(f"{s3}/nothing-here")
 
 
+def at(clock: Clock) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=clock.now_us)
+
+
 def test_a_time_of_which_the_copies_are_behind_is_not_an_earlier_epoch(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = Objects()
-    store = open_store(settings=QUIET)
+    objects, clock = Objects(), Clock()
+    store = open_store(settings=QUIET, env=clock)
     copies = Copies(store, SimulatedBucket(objects), flush_bytes=1)
     epochs(store, range(3))
     copies.push()
-    early = datetime.now(UTC)
+    early = at(clock)
     for t in range(3, 6):
+        clock.now_us += SECOND_US
         epochs(store, range(t, t + 1))
-        time.sleep(0.002)
-    store.sync()
-    late = datetime.now(UTC)
+    late = at(clock)
     assert store.epoch_as_of(late) == 5
     uploader, answers = copies.level._uploader, set()
     assert uploader is not None
