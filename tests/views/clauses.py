@@ -33,7 +33,8 @@ CLAUSES: dict[str, str] = {
                       transform(l, x -> try_add(x, 1)) AS a, transform(l, x -> x + 1) AS b
                       FROM (SELECT id, array(person, id) AS l FROM orders)""",
     "maps in lambdas": """SELECT id, transform(map_keys(m), k -> m[k] + 1) AS a,
-                          transform(map_keys(m), k -> try_element_at(m, k)) AS b FROM (SELECT id, map('id', id, 'person', person) AS m FROM orders)""",
+                          transform(map_keys(m), k -> try_element_at(m, k)) AS b
+                          FROM (SELECT id, map('id', id, 'person', person) AS m FROM orders)""",
     "one name for two": """SELECT p.twice AS before, c.person * 2 AS twice
                            FROM (SELECT id, person * 2 AS twice FROM orders) p JOIN orders c ON c.id = p.id + 1""",
     "newest by subqueries": """SELECT pid,

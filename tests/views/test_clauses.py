@@ -27,8 +27,9 @@ ROUNDS = int(os.environ.get("NOSYNC_VIEWS", "1"))
 VIEWS = named(CLAUSES)
 PARTS = parts(VIEWS, 22)
 SOME = [
-    "frames_by_decimals", "distinct_pairs_of_groups", "lambdas_of_two", "with_inside", "pipes", "two_lists", "lag_of_fields",
-    "subqueries_in_sums", "order_by_fields", "other_schemas", "one_name_for_two", "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas",
+    "frames_by_decimals", "distinct_pairs_of_groups", "lambdas_of_two", "with_inside", "pipes", "two_lists",
+    "lag_of_fields", "subqueries_in_sums", "order_by_fields", "other_schemas", "one_name_for_two",
+    "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 
