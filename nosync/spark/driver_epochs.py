@@ -21,12 +21,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.util import inheritable_thread_target
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
@@ -49,6 +51,7 @@ _UNKNOWN_BYTES = 1 << 50
 """Spark takes a plan of which it knows nothing to have 2 ** 63 bytes; a part of them, for some of its columns."""
 _LEAST_ROWS, _TIMES_AS_MANY = 1_000, 4
 """How many rows are fetched to see whether there are more; and how many times as many as the epoch before had."""
+_FETCHED_AT_ONCE = 8
 _LEAST_ROW_BYTES, _TEXT_BYTES = 40, 16
 """For so many bytes a row counts at least: of 100,000 rows, however narrow, Spark's tasks are as quick (driver_epochs)."""
 
@@ -195,12 +198,28 @@ def _fetched(
             raise _BySpark(f"source {name} has {rows:,} rows, and the driver runs {most_bytes // _LEAST_ROW_BYTES:,}")
         else:
             most_rows[name] = None if rows else 0
-    return {name: _rows_of(frames[name], source, most_rows[name]) for name, source in sources.items()}
+    wanted = {name: source for name, source in sources.items() if most_rows[name] != 0}
+    found = {name: source.schema.empty_table() for name, source in sources.items() if name not in wanted}
+    if len(wanted) < 2:
+        return found | {name: _rows_of(frames[name], source, most_rows[name]) for name, source in wanted.items()}
+    # At once: nearly all of the time that few rows take is that of one thread, of Spark's scheduler.
+    with ThreadPoolExecutor(min(len(wanted), _FETCHED_AT_ONCE), thread_name_prefix="nosync-fetch") as pool:
+        # What is set for this thread (a job group, a scheduler's pool) is set for these jobs, too.
+        coming = {
+            name: pool.submit(inheritable_thread_target(_rows_of), frames[name], source, most_rows[name])
+            for name, source in wanted.items()
+        }
+    return found | {name: rows.result() for name, rows in coming.items()}
 
 
 def _rows_in_memory(plan: Any) -> int | None:
-    """Returns how many rows a plan has that is nothing but rows in memory; None for another one, or who only guesses."""
+    """Returns how many rows a plan has that only selects columns of rows in memory; None for another one, or who only
+    guesses.
+    """
     kind = plan.getClass().getSimpleName()
+    while kind == "Project":
+        plan = plan.child()
+        kind = plan.getClass().getSimpleName()
     if kind == "InMemoryRelation":
         return int(str(plan.stats().rowCount().get())) if plan.cacheBuilder().isCachedColumnBuffersLoaded() else None
     return int(plan.data().size()) if kind == "LocalRelation" else None
@@ -226,8 +245,6 @@ def _most_rows(before: SourceSize | None, most_bytes: int) -> int:
 
 def _rows_of(frame: DataFrame, source: BoundStage, most: int | None) -> pa.Table:
     """Returns the rows of a source. Raises _BySpark where these are more than `most`; None: they are not."""
-    if most == 0:
-        return source.schema.empty_table()
     try:
         rows = (frame if most is None else frame.limit(most + 1)).toArrow().cast(source.schema)
     except (PySparkException, Py4JError, pa.ArrowException, ValueError) as error:

@@ -269,3 +269,31 @@ def test_batches_of_which_nothing_is_known_are_few_where_the_one_before_had_few(
     assert in_driver == [1, 2, 3, 6]
     assert "source rows has more than 4,000 rows, which is more than was known, or than before" in caplog.text
     assert store.read("rows").num_rows == sum(sizes)
+
+
+def test_sources_are_fetched_as_jobs_of_the_callers_group(
+    spark: SparkSession, open_store: OpenStore, in_driver: list[int]
+) -> None:
+    """They are fetched at once, in threads of their own. Of three cached ones, the empty one needs no job."""
+    flow = nosync.Dataflow("f")
+    tables = {name: flow.table(name, "id bigint, x bigint", key=["id"]) for name in ("a", "b", "c")}
+    tables["a"].join("ab", tables["b"].select("renamed", "id", "x AS y"), on=["id"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    rows = pa.table({"id": range(9), "x": range(9)})
+    given = {name: spark.createDataFrame(rows.slice(0, n)).persist() for name, n in (("a", 9), ("b", 7), ("c", 0))}
+    for frame in given.values():
+        frame.count()
+    context = spark.sparkContext
+    context.setJobGroup("an epoch of tables", "")
+    try:
+        with driver_runs(spark):
+            job.advance(0, given)
+        jobs = context.statusTracker().getJobIdsForGroup("an epoch of tables")
+    finally:
+        context._jsc.clearJobGroup()
+        for frame in given.values():
+            frame.unpersist()
+    assert in_driver == [0]
+    assert job.read("ab").count() == 7
+    # A limit, of rows whose number is not known, would make it two for each.
+    assert len(jobs) == 2
