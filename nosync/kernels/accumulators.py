@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.aggregates import Aggregate
-from nosync.kernels.groups import SUM, Groups
+from nosync.kernels.groups import SUM, Groups, floats_of, is_float, ordered_floats
 from nosync.kernels.sums import counts_added
 from nosync.lsm.columnar.columns import Indices, as_array, take
 from nosync.lsm.errors import SchemaError
@@ -130,14 +130,16 @@ def combined(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulato
 
 def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArray:
     """Returns the smaller or the larger of two values. Arrow itself compares no booleans, and no timestamps with a
-    zone.
+    zone, and passes over NaN.
     """
-    type_ = a.type
+    type_, function = a.type, pc.min_element_wise if how == "min" else pc.max_element_wise
+    if is_float(type_):
+        ordered = function(ordered_floats(as_array(a)), ordered_floats(as_array(b)), skip_nulls=True)
+        return pa.chunked_array([floats_of(ordered, type_)])
     if pa.types.is_boolean(type_):
         a, b = a.cast(pa.int8()), b.cast(pa.int8())
     elif pa.types.is_timestamp(type_):
         a, b = a.cast(pa.int64()), b.cast(pa.int64())
-    function = pc.min_element_wise if how == "min" else pc.max_element_wise
     return function(a, b, skip_nulls=True).cast(type_)
 
 

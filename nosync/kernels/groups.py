@@ -7,7 +7,7 @@ in. Where they are few, Arrow's hash table is the faster one (`python -m bench t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,8 @@ _DIGITS = 76
 """The digits of the widest decimal."""
 _TOO_LARGE = 2.0**63
 SUM, MIN, MAX = "sum", "min", "max"
+_BITS: Mapping[pa.DataType, type[np.signedinteger[Any]]] = {pa.float64(): np.int64, pa.float32(): np.int32}
+"""The types whose values are compared as integers of their bits."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,10 @@ class Groups:
             return pc.if_else(
                 pc.greater(counted, 0), self.reduce(column.fill_null(0), SUM), pa.scalar(None, column.type)
             )
+        if how != SUM and is_float(column.type):
+            return self._extreme_of_floats(column, how)
         values = fixed_view(column)
-        if values is None or (values.dtype.kind == "f" and how != SUM):  # of NaN and others Arrow takes the others
+        if values is None:
             return self._reduce_by_arrow(column, how)
         values = np.take(values, self.order)
         if values.dtype.kind == "f":
@@ -122,6 +126,15 @@ class Groups:
             _check_sums(values, self.starts)
         reduced = {SUM: np.add, MIN: np.minimum, MAX: np.maximum}[how].reduceat(values, self.starts)
         return pa.array(reduced).view(column.type)
+
+    def _extreme_of_floats(self, column: pa.Array, how: str) -> pa.Array:
+        ordered = take(ordered_floats(column), self.order)
+        is_there = ordered.is_valid().to_numpy(zero_copy_only=False)
+        ends = np.iinfo(_BITS[column.type])
+        values = ordered.fill_null(ends.max if how == MIN else ends.min).to_numpy()
+        reduced = (np.minimum if how == MIN else np.maximum).reduceat(values, self.starts)
+        is_null = ~np.logical_or.reduceat(is_there, self.starts)
+        return floats_of(pa.array(reduced, mask=is_null), column.type)
 
     def _sum_of_decimals(self, column: pa.Array) -> pa.Array:
         """Returns the values with room for their sum, which Arrow does not check."""
@@ -137,6 +150,31 @@ class Groups:
         # One thread: the order in which floats are added must not depend on scheduling.
         reduced = rows.group_by("group", use_threads=False).aggregate([("value", how)])
         return as_array(reduced.column(f"value_{how}"))
+
+
+def ordered_floats(column: pa.Array) -> pa.Array:
+    """Returns integers in the order that Spark has floats in: NaN, of whatever bits, is the largest. -0.0 comes before
+    0.0, so that of both it is always the same one that is taken.
+    """
+    values = column.fill_null(0.0).to_numpy()
+    bits = np.where(np.isnan(values), np.array(np.nan, values.dtype), values).view(_BITS[column.type])
+    return pa.array(_in_order(bits), mask=column.is_null().to_numpy(zero_copy_only=False))
+
+
+def floats_of(ordered: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Returns the floats of which `ordered_floats` made integers."""
+    is_null = ordered.is_null().to_numpy(zero_copy_only=False)
+    bits = _in_order(ordered.fill_null(0).to_numpy())
+    return pa.array(bits.view(type_.to_pandas_dtype()), mask=is_null)
+
+
+def is_float(type_: pa.DataType) -> bool:
+    return type_ in _BITS
+
+
+def _in_order(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the bits of floats as integers in the order of the floats; and such integers as the bits."""
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
 def _check_sums(values: npt.NDArray[Any], starts: Indices) -> None:

@@ -173,3 +173,24 @@ def test_a_nan_is_newer_than_any_number_as_in_spark() -> None:
             for times in epochs:
                 tester.advance({"t": [{"id": 1, "name": str(at), "at": at} for at in times]})
             assert [row["name"] for row in tester.read("t").to_pylist()] == ["nan"]
+
+
+@pytest.mark.parametrize("ddl", ["double", "float"])
+@pytest.mark.parametrize("changing", [False, True])
+def test_nan_is_the_largest_value_in_every_epoch(changing: bool, ddl: str) -> None:
+    flow = nosync.Dataflow("f")
+    schema = f"id bigint, k bigint, v {ddl}"
+    rows = flow.table("s", schema, key=["id"]) if changing else flow.source("s", schema)
+    rows.aggregate("ends", key=["k"], least=nosync.min("v"), most=nosync.max("v"))
+    nan, type_ = math.nan, pa.float64() if ddl == "double" else pa.float32()
+    epochs = [
+        {1: nan, 2: 1.0, 3: None, 4: -0.0},
+        {1: 2.0, 2: nan, 3: nan, 4: 0.5},
+        {1: None, 2: -3.0, 3: None, 4: -1.0},
+    ]
+    with FlowTester(flow) as tester:
+        for t, values in enumerate(epochs):
+            ids = [k + 10 * t for k in values]
+            tester.advance({"s": pa.table({"id": ids, "k": list(values), "v": pa.array(values.values(), type_)})})
+        found = {row["k"]: (str(row["least"]), str(row["most"])) for row in tester.read("ends").to_pylist()}
+    assert found == {1: ("2.0", "nan"), 2: ("-3.0", "nan"), 3: ("nan", "nan"), 4: ("-1.0", "0.5")}

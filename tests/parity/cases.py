@@ -45,16 +45,18 @@ def _aggregate(streams: Streams) -> DataFrame:
     return streams["events"].groupBy("k").agg(
         F.count("*").alias("n"), F.count("x").alias("known"), F.sum("x").alias("total"), F.avg("x").alias("mean"),
         F.min("x").alias("least"), F.max("x").alias("most"), F.sum("d").alias("dsum"), F.avg("y").alias("ymean"),
+        F.min("y").alias("yleast"), F.max("y").alias("ymost"),
     )  # fmt: skip
 
 
-AGGREGATES = ["k", "n", "known", "total", "mean", "least", "most", "dsum", "ymean"]
+AGGREGATES = ["k", "n", "known", "total", "mean", "least", "most", "dsum", "ymean", "yleast", "ymost"]
 
 
 def _aggregate_flow(source: nosync.Stage) -> object:
     return source.aggregate(
         "out", key=["k"], n=nosync.count(), known=nosync.count("x"), total=nosync.sum("x"), mean=nosync.mean("x"),
         least=nosync.min("x"), most=nosync.max("x"), dsum=nosync.sum("d"), ymean=nosync.mean("y"),
+        yleast=nosync.min("y"), ymost=nosync.max("y"),
     )  # fmt: skip
 
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from tests.parity.both_ways import Case, by_nosync, by_spark
-from tests.parity.cases import CASES, flow_of
+from tests.parity.both_ways import by_nosync, by_spark
+from tests.parity.cases import CASES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 BY_NAME = {case.name: case for case in CASES}
@@ -66,25 +66,6 @@ def test_a_null_key_moves_the_watermark_of_a_join(spark: SparkSession, tmp_path:
     batches = [{"events": events, "others": others}]
     assert by_spark(spark, case, batches, tmp_path / "spark") == Counter()
     assert [row[0] for row in by_nosync(case, batches, tmp_path / "nosync", 1)] == ["a"], "its time is over"
-
-
-def _least(streams: dict[str, DataFrame]) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return streams["events"].groupBy("k").agg(F.min("y").alias("least"), F.max("y").alias("most"))
-
-
-def test_min_and_max_pass_over_nan_where_rows_are_only_added(spark: SparkSession, tmp_path: Path) -> None:
-    """In Spark it is the largest value, as it is here over an input that changes."""
-    columns = "k string, y double"
-    case = Case(
-        "nan", "complete", _least,
-        flow_of(lambda s: s.aggregate("out", key=["k"], least=nosync.min("y"), most=nosync.max("y")), columns),
-        ["k", "least", "most"], lambda random: [],
-    )  # fmt: skip
-    batches = [{"events": pa.table({"k": ["a", "a"], "y": [1.0, float("nan")]})}]
-    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter([("a", 1.0, "NaN")])
-    assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter([("a", 1.0, 1.0)])
 
 
 def test_late_rows_are_recorded_and_not_dropped(tmp_path: Path) -> None:
