@@ -320,10 +320,13 @@ def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Arra
 
 def nullable(type_: pa.DataType) -> pa.DataType:
     """Returns the same type, whose parts may be null: whether they may is nothing that rows are told apart by."""
-    if pa.types.is_list(type_):
-        return pa.list_(nullable(type_.value_type))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        make = pa.large_list if pa.types.is_large_list(type_) else pa.list_
+        return make(pa.field(type_.value_field.name, nullable(type_.value_type)))
     if pa.types.is_struct(type_):
         return pa.struct([(f.name, nullable(f.type)) for f in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(nullable(type_.key_type), nullable(type_.item_type))
     return type_
 
 
@@ -345,18 +348,20 @@ def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
 
 def joined_schema(a: pa.Schema, b: pa.Schema, whose: str) -> pa.Schema:
     """Returns the columns of both, those of `a` first: two shards may get a column in different epochs, so neither is
-    the older one.
+    the older one. Where one of them may have nulls inside of a column, so may both.
 
     Raises SchemaError for a column of two types.
     """
     for field in b:
         index = a.get_field_index(field.name)
-        if index >= 0 and a.field(index).type != field.type:
+        if index >= 0 and nullable(a.field(index).type) != nullable(field.type):
             raise SchemaError(
                 f"{whose}: column {field.name!r} was recorded as {a.field(index).type} and is now {field.type}; "
                 "cast it to the recorded type"
             )
-    return pa.schema([*a, *(field for field in b if a.get_field_index(field.name) < 0)])
+    types = dict(zip(b.names, b.types, strict=True))
+    both = [f if types.get(f.name, f.type) == f.type else f.with_type(nullable(f.type)) for f in a]
+    return pa.schema([*both, *(field for field in b if a.get_field_index(field.name) < 0)])
 
 
 def describe(schema: pa.Schema) -> str:
@@ -372,11 +377,15 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     known = {f.name: batch.column(i) for i, f in enumerate(batch.schema)}
-    columns = [
-        known[f.name] if f.name in known and known[f.name].type == f.type else pa.nulls(len(batch), f.type)
-        for f in schema
-    ]
+    columns = [_of_type(known.get(f.name), f.type, len(batch)) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _of_type(column: pa.Array | None, type_: pa.DataType, n: int) -> pa.Array:
+    """Returns the column with a type that differs at most in what may be null inside; n nulls for any other."""
+    if column is None or column.type == type_:
+        return pa.nulls(n, type_) if column is None else column
+    return column.cast(type_) if nullable(column.type) == nullable(type_) else pa.nulls(n, type_)
 
 
 def conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:

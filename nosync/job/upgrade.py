@@ -30,7 +30,7 @@ from nosync.job.flow_versions import FlowVersions
 from nosync.job.meanings import recorded_aggregates
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
-from nosync.lsm.columnar.columns import describe
+from nosync.lsm.columnar.columns import describe, nullable
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE
@@ -209,7 +209,7 @@ class Upgrade:
                         f"source {name}: column {field.name!r} is recorded and not declared any more: declare it, and "
                         "leave it out of what follows"
                     )
-                if schema.field(field.name).type != field.type:
+                if nullable(schema.field(field.name).type) != nullable(field.type):
                     raise SchemaError(
                         f"source {name}: column {field.name!r} was {field.type} and is now "
                         f"{schema.field(field.name).type}: declare another column beside it ({describe(before)})"

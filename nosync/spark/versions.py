@@ -10,11 +10,16 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from nosync.lsm.columnar.columns import nullable
+
 _PARAMETERS = inspect.signature(to_arrow_schema).parameters
 _IN_UTC: Mapping[str, Any] = {"timezone": "UTC"} if "timezone" in _PARAMETERS else {"timestamp_utc": True}
 """4.1 knows UTC or none, later ones any zone."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Returns Spark's columns as Arrow's, with timestamps in UTC."""
-    return to_arrow_schema(schema, **_IN_UTC)
+    """Returns Spark's columns as Arrow's, with timestamps in UTC. What is inside of a column may be null: a null struct has
+    null in all of its fields, and Arrow does not cast that to fields that may not.
+    """
+    found = to_arrow_schema(schema, **_IN_UTC)
+    return pa.schema([field.with_type(nullable(field.type)) for field in found])

@@ -10,6 +10,7 @@ import pytest
 
 import nosync
 from tests.conftest import OpenStore
+from tests.helpers.driver import driver_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,3 +87,34 @@ def test_a_history_of_changes(spark: SparkSession, open_store: OpenStore) -> Non
     ]
     job.backfill({"customers": spark.createDataFrame(rows, f"{DDL}, _change_type string")}, epoch="version")
     assert (held(job, 0), held(job, 1)) == (BEFORE, AFTER)
+
+
+@pytest.mark.parametrize("size", ["0", "64m"])
+def test_structs_that_are_null_and_have_fields_that_are_not(
+    spark: SparkSession, open_store: OpenStore, size: str
+) -> None:
+    """`NOT NULL` says of a field that it is not null in a struct that is there."""
+    ddl = "id int, s struct<a: int not null, b: string>, l array<struct<a: int not null>>"
+    query = "SELECT id, s, s.a AS a, l, CASE WHEN id > 1 THEN named_struct('k', id) END AS z FROM t"
+    flow = nosync.Dataflow("f")
+    table = flow.table("t", ddl, key=["id"])
+    table.aggregate("by_struct", key=["s"], n=nosync.count())
+    flow.sql("v", query, spark=spark)
+    rows = spark.sql(
+        """SELECT * FROM VALUES (1, named_struct('a', 1, 'b', 'x'), array(named_struct('a', 1), NULL)), (2, NULL, NULL),
+           (3, NULL, array()) AS t(id, s, l)"""
+    )
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    with driver_runs(spark, size):
+        job.advance(0, {"t": rows})
+        job.advance(1, {"t": rows.where("id > 1").selectExpr("id", "named_struct('a', id, 'b', 'y') AS s", "l")})
+        job.advance(2, {"t": rows.where("id = 3")})
+    rows.createOrReplaceTempView("t")
+    try:
+        changed = "CASE WHEN id = 2 THEN named_struct('a', id, 'b', 'y') ELSE s END AS s"
+        spark.sql(f"SELECT id, {changed}, l FROM t").createOrReplaceTempView("t")
+        assert sorted(job.read("v").collect()) == sorted(spark.sql(query).collect())
+        expected = spark.sql("SELECT s, count(*) AS n FROM t GROUP BY s").collect()
+        assert sorted(job.read("by_struct").collect(), key=str) == sorted(expected, key=str)
+    finally:
+        spark.catalog.dropTempView("t")
