@@ -7,6 +7,7 @@ durable and replicates them. Nothing waits for it. `daemon.json` in the director
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from nosync.replication.protocol.placement import NodeId
 from nosync.replication.remote.stubs import env_of
 from nosync.replication.transport.addresses import check_free
 from nosync.replication.transport.daemon_files import ADDRESS_FILE
+from nosync.replication.transport.expiry import Expiry
 
 log = logging.getLogger("nosync.replication")
 
@@ -70,7 +72,10 @@ class Daemon:
         self.replicator = Replicator(node, me, self.store_id, everyone, config.replicas, is_new_store=config.new_store)
         self._dialer = Dialer(self.replicator, me, members, ways, links)
         self._findings = PeerFindings(self.replicator, members, ways)
-        self._status = DaemonStatus(config, self.store_id, node, self.replicator, members, self._findings, ways.meeting)
+        self._expiry = None if ways.certificates is None else Expiry.of(ways.certificates.certificate)
+        self._status = DaemonStatus(
+            config, self.store_id, node, self.replicator, members, self._findings, ways.meeting, self._expiry
+        )
         self._watcher = Watcher(
             lambda: watch_published(config.data, self._env), lambda paths: note_published(node, paths), SCAN_INTERVAL_S
         )
@@ -100,6 +105,9 @@ class Daemon:
             self._forget()
             raise
         log.info("node %s serves %s on %s", self.config.node, self.config.data, self.servers.address)
+        soon = None if self._expiry is None else self._expiry.warning(datetime.datetime.now(datetime.UTC))
+        if soon is not None:
+            log.warning("%s", soon)
 
     def _forget(self) -> None:
         if self._is_first:
@@ -129,7 +137,7 @@ class Daemon:
 
             self._stop_metrics = serve_metrics(
                 self.config.metrics, self.status, self.replicator.counters,
-                lambda: [copies.status() for copies in self.node.remotes],
+                lambda: [copies.status() for copies in self.node.remotes], self._expiry,
             )  # fmt: skip
 
     def status(self) -> pb.StatusReply:

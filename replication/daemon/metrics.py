@@ -19,6 +19,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.lsm.status import RemoteStatus
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.session import Counters
+from nosync.replication.transport.expiry import Expiry
 
 log = logging.getLogger("nosync.replication")
 
@@ -29,8 +30,9 @@ class _Store(Collector):
         status: Callable[[], pb.StatusReply],
         counters: Counters,
         remotes: Callable[[], Iterable[RemoteStatus]],
+        expiry: Expiry | None,
     ) -> None:
-        self._status, self._counters, self._remotes = status, counters, remotes
+        self._status, self._counters, self._remotes, self._expiry = status, counters, remotes, expiry
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
@@ -60,7 +62,10 @@ class _Store(Collector):
         yield waiting
         yield _gauge("nosync_backlog_bytes", "Bytes that peers have and this node should have", status.backlog_bytes)
         yield _gauge("nosync_loaded", "1: so far behind that recomputable stages wait", float(status.loaded))
-        yield _gauge("nosync_problems", "Files that cannot be made durable, and conflicts", len(status.problems))
+        yield _gauge("nosync_problems", "What is wrong, as nosync status says it", len(status.problems))
+        if self._expiry is not None:
+            ends_s = self._expiry.at.timestamp()
+            yield _gauge("nosync_certificate_end_seconds", "When the node's certificate runs out, in Unix time", ends_s)
         up = GaugeMetricFamily("nosync_peer_up", "1: the peer was heard of lately", labels=["peer"])
         behind = GaugeMetricFamily("nosync_peer_behind_bytes", "Bytes that a peer is missing", labels=["peer"])
         for peer in status.peers:
@@ -149,10 +154,11 @@ def serve_metrics(
     status: Callable[[], pb.StatusReply],
     counters: Counters,
     remotes: Callable[[], Iterable[RemoteStatus]] = tuple,
+    expiry: Expiry | None = None,
 ) -> Callable[[], None]:
     """Serves metrics on HOST:PORT. Returns what stops it. Raises ReplicationError where it cannot listen."""
     registry = CollectorRegistry()
-    registry.register(_Store(status, counters, remotes))
+    registry.register(_Store(status, counters, remotes, expiry))
     host, _, port = address.rpartition(":")
     try:
         server = _Server((host.strip("[]"), int(port)))

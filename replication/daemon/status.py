@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN
@@ -14,11 +15,12 @@ from nosync.replication.daemon.members import Members
 from nosync.replication.daemon.peer_findings import PeerFindings
 from nosync.replication.daemon.peer_status import NEVER_HEARD
 from nosync.replication.daemon.replicator import Replicator
+from nosync.replication.transport.expiry import Expiry
 from nosync.replication.transport.sockets import Meeting
 
 
 class DaemonStatus:
-    """The status of one daemon. `meeting`: where it meets its peers without TLS."""
+    """The status of one daemon. `meeting`: where it meets its peers without TLS. `expiry`: of its certificate."""
 
     def __init__(
         self,
@@ -29,9 +31,10 @@ class DaemonStatus:
         members: Members,
         findings: PeerFindings,
         meeting: Meeting | None,
+        expiry: Expiry | None,
     ) -> None:
         self._config, self._store_id, self._node, self._replicator = config, store_id, node, replicator
-        self._members, self._findings, self._meeting = members, findings, meeting
+        self._members, self._findings, self._meeting, self._expiry = members, findings, meeting, expiry
 
     def of(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Returns node, safe point, problems, peers; and how far these are behind, for which all that they hold is
@@ -42,6 +45,9 @@ class DaemonStatus:
             self._node.learn()
         except NosyncError as error:  # what is known is told all the same
             problems["looking at what is published"] = str(error)
+        soon = None if self._expiry is None else self._expiry.warning(datetime.datetime.now(datetime.UTC))
+        if soon is not None:
+            problems["certificate"] = soon
         peers = self._replicator.peers(lag=lag)
         safe, stages = self._node.safe_point(branch), self._node.safe_points.progress(branch) if lag else []
         backlog_bytes, loaded = self._replicator.backlog()

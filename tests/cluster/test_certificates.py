@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import shutil
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from nosync.replication.transport import certs
 from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
-from nosync.testing.daemon_cluster import running
+from nosync.testing.daemon_cluster import free_ports, running
 
 
 def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +154,27 @@ def test_an_authority_is_replaced_while_daemons_run(tmp_path: Path) -> None:
             address = f"127.0.0.1:{daemons.ports['n1']}"
             with contextlib.closing(DaemonClient(address, certificates, "n1")) as client:
                 assert client.status().node == "n1"
+
+
+@pytest.mark.parametrize(("days", "is_soon"), [(31, False), (20, True)])
+def test_a_certificate_that_runs_out_soon_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], days: int, is_soon: bool
+) -> None:
+    today = datetime.datetime.now(datetime.UTC)
+    end = today + datetime.timedelta(days=days, hours=1)
+    make_certificates(tmp_path / "tls", ["n1"], now=end - datetime.timedelta(days=certs.DAYS))
+    (metrics,) = free_ports(1)
+    extra = (f"--tls={tmp_path / 'tls'}", f"--metrics=127.0.0.1:{metrics}")
+    with running(tmp_path / "nodes", ("n1",), replicas=1, extra=extra) as daemons:
+        main(["status", str(daemons.data("n1"))])
+        shown = " ".join(capsys.readouterr().err.split())
+        text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
+        log = (tmp_path / "nodes" / "n1.log").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("nosync_certificate_end_seconds "))
+    assert abs(float(line.split()[1]) - end.timestamp()) < 120
+    assert (f"n1.pem runs out in {days} days" in shown) == is_soon
+    assert ("nosync_problems 1.0" in text) == is_soon
+    assert ("and restart the daemon with it" in log) == is_soon
 
 
 @pytest.mark.parametrize(
