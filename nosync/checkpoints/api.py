@@ -22,6 +22,7 @@ from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
+from nosync.checkpoints.places import check_apart, data_directory, local_directory
 from nosync.checkpoints.restore import Restored, check_target, fork, next_offsets, remove_tree, restore
 from nosync.checkpoints.retention import (
     CheckpointPin,
@@ -33,19 +34,14 @@ from nosync.checkpoints.retention import (
     unpin,
 )
 from nosync.checkpoints.state_diff import state_diff
-from nosync.lsm.errors import InvalidInputError, NosyncError, StoreLockedError
+from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
-from nosync.lsm.platform.paths import local_path
 from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_MOUNT_INSTEAD = "Give a directory that this host has or mounts"
-DATA_VARIABLE = "NOSYNC_DATA"
-"""Names the data directory where nobody says one."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +230,13 @@ class Checkpoint:
         check_target(self._keep, path)
         with self._writing(), self._output_at(output, new_output, batch):
             self._keep, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
-        return restore(self._keep, path, batch), kept
+        try:
+            return restore(self._keep, path, batch), kept
+        except StorageError as error:
+            raise StorageError(
+                f"{error}. Checkpoint {self.name} is rewound, though: batch {batch} is the newest, and what came after is kept "
+                f"as {kept!r}. Make the directory with nosync checkpoint restore {self.name} DIRECTORY --at {batch}"
+            ) from error
 
     def _output_at(
         self, output: str | os.PathLike[str] | None, new_output: str | os.PathLike[str] | None, t: Batch
@@ -308,7 +310,8 @@ class Checkpoint:
             )
         self._current()
         with self._writing():
-            set_kept_batches(self._keep, batches or kept_batches(self._keep))
+            if batches is not None:
+                set_kept_batches(self._keep, batches)
             return clean(self._keep)
 
     def _bring(self) -> None:
@@ -382,29 +385,19 @@ def checkpoints(store: str | os.PathLike[str] | None = None) -> list[str]:
     return keeps_of(data_directory(store), Env())
 
 
-def data_directory(store: str | os.PathLike[str] | None) -> Path:
-    """Returns the data directory that is meant. Raises InvalidInputError where none is."""
-    found = os.fspath(store) if store is not None else os.environ.get(DATA_VARIABLE, "")
-    if not found:
-        raise InvalidInputError(f"say the data directory that keeps the checkpoint (store=, or ${DATA_VARIABLE})")
-    local_path(found, "what is kept of checkpoints")  # it refuses what is on no file system of this host
-    return Path(found)
-
-
-def local_directory(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory that is meant. Raises InvalidInputError for one that is on no file system of this host."""
-    return local_path(os.fspath(path), "a checkpoint that is kept", _MOUNT_INSTEAD)
-
-
 class Watch:
     """Follows a query's checkpoint in a thread of its own. Use it in `with`, or call `close`."""
 
     def __init__(self, source: Path, keep: Keep, keep_batches: int | None = None) -> None:
         keep, self._writing = hold_going_on(keep, lambda held: rewinding.going_on(source, held))
         self._keep = keep
-        if keep_batches is not None:
-            set_kept_batches(keep, keep_batches)
-        self._batches, self._has_daemon = kept_batches(keep), peers.is_kept_by_daemon(keep.data)
+        try:
+            if keep_batches is not None:
+                set_kept_batches(keep, keep_batches)
+            self._batches, self._has_daemon = kept_batches(keep), peers.is_kept_by_daemon(keep.data)
+        except BaseException:
+            self._writing.close()
+            raise
         self._follower = Follower(source, keep)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nosync-checkpoint-{keep.name}", daemon=True)
@@ -471,7 +464,11 @@ def watch(
         is_there = source.exists() and (not source.is_dir() or any(source.iterdir()))
     if is_there:
         check_checkpoint(source)
-    keep = open_generation(data_directory(store), name or source.name.lower(), Env())
+    data = data_directory(store)
+    check_apart(source, data)
+    if name is None:
+        name = check_name(source.name.lower(), "no name is said (name=, --name), and that of the directory,")
+    keep = open_generation(data, name, Env())
     _check_same_query(source, keep)
     return Watch(source, keep, keep_batches)
 

@@ -202,8 +202,8 @@ class _Search:
         stores: dict[int, list[StoreId]] = {}
         newest: dict[int, int] = {}
         for file in self._index.operator_files():
-            if file.batch is not None and file.batch > self._t + 1:
-                continue
+            if file.batch is not None and file.batch > self._t:
+                continue  # of a later start, perhaps with other columns
             self._must(file.path)
             names_stores = file.path == f"state/{file.operator}/_metadata/metadata" or "/_metadata/v2/" in file.path
             since = -1 if file.batch is None else file.batch

@@ -96,7 +96,9 @@ class _File:
     def of(cls, line: str) -> _File:
         """Reads a line of the log. Raises ValueError for one that names no file of this host."""
         said = json.loads(line)
-        scheme, _, rest = str(said["path"]).rpartition(":")
+        scheme, colon, rest = str(said["path"]).partition(":")
+        if not colon or "/" in scheme:  # a path may have colons, too
+            scheme, rest = "", str(said["path"])
         if scheme not in ("", "file"):
             raise ValueError(f"{said['path']} is not on a file system of this host")
         path = rest.lstrip("/")

@@ -11,13 +11,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
 from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, SourceFile, StateFile, StoreId, StorePart, parse
+from nosync.checkpoints.rewind import other_of
 from nosync.checkpoints.spark_files import read_commit, read_offsets
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
-from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.platform.env import Identity, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
 
 log = logging.getLogger("nosync")
@@ -38,15 +40,22 @@ class Follower:
     def __init__(self, source: Path, keep: Keep, *, list_every_s: float = LIST_EVERY_S) -> None:
         self._source, self._keep, self._list_every_s = source, keep, list_every_s
         self._listed_s: float | None = None
+        self._last_seen: tuple[Batch, Identity | None] | None = None
+        """The newest batch that is kept, and its commit in the checkpoint, when that was found to be what is kept."""
+        self._left: str | None = None
+        """Why the checkpoint is not the one any more that is kept. That stays, however far it runs on."""
         self.problem: str | None = None
         """What keeps the newest batch from being kept; None when all is well."""
 
     def look(self) -> list[str]:
         """Takes in what is new, and returns its names. Raises NosyncError where something cannot be taken in."""
         env = self._keep.env
+        if self._left is not None:
+            raise CorruptionError(self._left)
         if self._listed_s is None:
             self._check_links()
         commits = self._commits()
+        self._check_did_not_go_back(commits)
         new = [t for t in commits if f"commits/{t}" not in self._keep.index]
         is_due = self._listed_s is None or env.monotonic_s() - self._listed_s >= self._list_every_s
         if not new and not is_due:
@@ -55,9 +64,10 @@ class Follower:
         new = [t for t in new if t >= since]
         if not new and not is_due:
             return []
-        self._check_is_the_same(commits)
+        self._check_query()
         for t in new:
             self._check_offsets(t)
+        seen = (new[-1], self._identity_of(new[-1])) if new else self._last_seen
         taken: list[str] = []
         # The first time, and where batches came faster than they were looked at, all is listed.
         if is_due or len(new) > 1 or not self._keep.index.stores():
@@ -69,6 +79,7 @@ class Follower:
             self._listed_s = env.monotonic_s()
         for t in new:
             taken += self._keep.take(self._source, self._names_of(t))
+        self._last_seen = seen
         return taken
 
     def _since(self) -> Batch:
@@ -82,22 +93,46 @@ class Follower:
             since = Batch(since - 1)
         return since
 
-    def _check_is_the_same(self, commits: list[Batch]) -> None:
-        """Raises CorruptionError where the directory has another query, or went back, since it is followed."""
-        kept, again = self._keep.committed(), f"End this, and watch {self._source} again, or keep it under another name"
+    def _check_query(self) -> None:
+        """Raises CorruptionError where the directory has another query since it is followed."""
         for mine, theirs in queries_of(self._source, self._keep):
             if mine != theirs:
-                raise CorruptionError(
-                    f"{self._source} is of query {mine} now, and checkpoint {self._keep.name!r} is kept of query {theirs}. "
-                    f"{again}"
+                self._refuse(
+                    f"{self._source} is of query {mine} now, and checkpoint {self._keep.name!r} is kept of query {theirs}"
                 )
+
+    def _check_did_not_go_back(self, commits: list[Batch]) -> None:
+        """Raises CorruptionError where the query was set back since it is followed, also where it has run on since: batches
+        that ran again have commits of their own, and with other code they have other states.
+        """
+        kept = self._keep.committed()
         if kept is None or not commits:  # it is not there yet, or not any more
             return
         if max(commits) < kept:
-            raise CorruptionError(
-                f"{self._source} has batches up to {max(commits)}, and up to {kept} are kept: it went back. {again}"
+            self._check_query()
+            self._refuse(f"{self._source} has batches up to {max(commits)}, and up to {kept} are kept: it went back")
+        seen = kept, self._identity_of(kept)
+        if seen == self._last_seen:
+            return
+        other = other_of(self._source, self._keep, kept)
+        if other is not None:
+            self._check_query()
+            self._refuse(
+                f"{self._source / other} is not what is kept of batch {kept}, whose commit is kept: the query went back, and "
+                "ran again"
             )
-        self._check_offsets(kept)
+        self._last_seen = seen
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Raises CorruptionError, now and in each look from now on."""
+        self._left = f"{why}. End this, and watch {self._source} again, or keep it under another name"
+        raise CorruptionError(self._left)
+
+    def _identity_of(self, t: Batch) -> Identity | None:
+        try:
+            return self._keep.env.identity(self._source / f"commits/{t}")
+        except FileNotFoundError:  # Spark removed it
+            return None
 
     def _check_offsets(self, t: Batch) -> None:
         """Raises CorruptionError where batch `t` read something else than what is kept of it, from before it ran."""

@@ -217,12 +217,15 @@ class Keep:
             return self.env.size_bytes(target)
 
     def _copy(self, source: Path, target: Path) -> bool:
-        """Copies a file to its name in the keep. Returns whether it was there."""
+        """Copies a file, with the time when it was written, to its name in the keep. Returns whether it was there."""
         temporary = temporary_path(self.data, self.env)
         self.env.make_dirs(temporary.parent)
         try:
             with self.env.create(temporary) as file:
+                written_ns = self.env.identity(source).written_ns
                 self.env.copy(source, file)
+                file.flush()
+                os.utime(file.fileno(), ns=(written_ns, written_ns))
             with contextlib.suppress(FileExistsError):
                 self.env.link(temporary, target)
         except FileNotFoundError:
@@ -240,9 +243,9 @@ class Keep:
     def _check_same(self, file: Path, kept: Path) -> None:
         """Raises CorruptionError where a name is taken by other contents: two queries write one checkpoint."""
         try:
-            is_same = self.env.identity(file).inode == self.env.identity(kept).inode or bytes(
-                self.env.map(file)
-            ) == bytes(self.env.map(kept))
+            is_same = self.env.identity(file) == self.env.identity(kept) or bytes(self.env.map(file)) == bytes(
+                self.env.map(kept)
+            )
         except FileNotFoundError:
             return  # one of them went just now
         if not is_same:

@@ -110,6 +110,9 @@ def check_new(directory: Path, env: Env) -> None:
     if is_file or env.list_dir(directory) or os.path.ismount(directory):
         what = "a file" if is_file else "a mount point" if os.path.ismount(directory) else "there, and not empty"
         raise InvalidInputError(f"{directory} is {what}: say a new directory; nothing was changed")
+    for parent in directory.resolve().parents:
+        if env.exists(parent / METADATA) and (parent / "offsets").is_dir():
+            raise InvalidInputError(f"{directory} is in the checkpoint {parent}: say a directory elsewhere")
 
 
 def next_offsets(keep: Keep, t: Batch) -> set[str]:

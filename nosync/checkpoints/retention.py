@@ -103,9 +103,15 @@ def kept_batches(keep: Keep) -> int:
 
 
 def set_kept_batches(keep: Keep, batches: int) -> None:
-    """Says how many of the newest batches are kept. Durable when this returns, and known to all nodes in time."""
-    if kept_batches(keep) == batches:
-        return
+    """Says how many of the newest batches are kept. Durable when this returns, and known to all nodes in time.
+
+    Raises InvalidInputError for less than one. A damaged setting is replaced.
+    """
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise InvalidInputError(f"{batches!r} batches cannot be kept, expected a whole number from 1 on")
+    with contextlib.suppress(CorruptionError):
+        if kept_batches(keep) == batches:
+            return
     before = elements(keep.data, _settings(keep), keep.env)
     add_element(keep.data, _settings(keep), "batches", {"batches": batches}, keep.env)
     for element in before:

@@ -49,11 +49,11 @@ def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str
     Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError where the name is taken.
     """
     at = keep.at(t)
-    taken = keeps_of(keep.data, keep.env)
+    taken = [name for name in keeps_of(keep.data, keep.env) if not _is_part_of(name, keep)]
     name = keep_as or next(
         n for i in range(1, len(taken) + 2) if (n := f"{keep.name[:44]}-before-rewind-{i}") not in taken
     )
-    if name in taken:
+    if name in taken or name == keep.name:
         raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name with --keep-as")
     later = Keep(keep.data, name, keep.env)
     with later.writing():
@@ -62,6 +62,17 @@ def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str
         set_kept_batches(later, kept_batches(keep))
     put_aside(keep.data / CHECKPOINT_LIVE / keep.name, keep.env)
     return begin_generation(keep, at), name
+
+
+def _is_part_of(name: str, keep: Keep) -> bool:
+    """Returns whether what is kept under a name is some of what `keep` has, the very files: a rewind that died left it."""
+    if name == keep.name or generations_of(keep.data, name, keep.env) != [0]:
+        return False
+    found = Keep(keep.data, name, keep.env)
+    return all(
+        path in keep.index and keep.env.identity(found.root / path) == keep.env.identity(keep.root / path)
+        for path in found.index.paths()
+    )
 
 
 def put_aside(live: Path, env: Env) -> None:
@@ -111,12 +122,12 @@ def going_on(source: Path, keep: Keep) -> Keep:
     if committed is None or last is None:
         return keep
     t = Batch(min(last, committed))
-    for path in (f"offsets/{t}", *_states_after(keep, t)):
-        if path in keep.index and is_other(source / path, keep.root / path, env):
-            raise InvalidInputError(
-                f"{source / path} is not what is kept of batch {t}, whose commit is kept: the query went back, and ran again. "
-                f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
-            )
+    other = other_of(source, keep, t)
+    if other is not None:
+        raise InvalidInputError(
+            f"{source / other} is not what is kept of batch {t}, whose commit is kept: the query went back, and ran again. "
+            f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
+        )
     if last < committed:
         if (keep.safe() or 0) > last:
             rewound, name = rewind(keep, last)
@@ -133,9 +144,22 @@ def going_on(source: Path, keep: Keep) -> Keep:
     return begin_generation(keep, committed)
 
 
+def other_of(source: Path, keep: Keep, t: Batch) -> str | None:
+    """Returns a file of batch `t` that a checkpoint at `source` has with other contents than are kept; None where there is none.
+
+    With format v2 states have names of their own in each run, which the commit tells. With others a state has the name of
+    its version.
+    """
+    paths = (f"offsets/{t}", f"commits/{t}", *_states_after(keep, t))
+    return next(
+        (path for path in paths if path in keep.index and is_other(source / path, keep.root / path, keep.env)), None
+    )
+
+
 def _check_was_not_left(source: Path, keep: Keep, committed: Batch) -> None:
     """Raises InvalidInputError where a checkpoint is the one that a query had before it was rewound to batch `committed`: to
-    go on with it would undo the rewind. It has the very file that is kept of the next batch under another name.
+    go on with it would undo the rewind. It has the very file that is kept of the next batch under another name, or the one
+    that was copied, whose time the copy has.
     """
     path = f"commits/{committed + 1}"
     if not keep.env.exists(keep.root / REWOUND):
@@ -151,7 +175,8 @@ def _check_was_not_left(source: Path, keep: Keep, committed: Batch) -> None:
 
 def _is_one_file(a: Path, b: Path, env: Env) -> bool:
     try:
-        return env.identity(a) == env.identity(b)
+        is_of_one_time = env.identity(a)._replace(inode=0) == env.identity(b)._replace(inode=0)
+        return is_of_one_time and not is_other(a, b, env)
     except FileNotFoundError:
         return False
 
@@ -165,7 +190,7 @@ def _states_after(keep: Keep, t: Batch) -> list[str]:
 def is_other(file: Path, kept: Path, env: Env) -> bool:
     """Returns whether a file is there, and has other contents than the one that is kept."""
     try:
-        if env.identity(file).inode == env.identity(kept).inode:
+        if env.identity(file) == env.identity(kept):
             return False
         return env.size_bytes(file) != env.size_bytes(kept) or bytes(env.map(file)) != bytes(env.map(kept))
     except FileNotFoundError:  # Spark removed it, or a daemon did
@@ -207,10 +232,17 @@ def left_after(keep: Keep, t: Batch) -> Iterator[str]:
 def check_sink(output: Path, t: Batch, query: str | None, env: Env, then: str = "say --sink-rewound") -> None:
     """Raises SinkRemembersError where the sink in an output directory has batches after `t` of the query.
 
-    `then`: what to do when they were taken back. Raises InvalidInputError where the directory is not there.
+    `then`: what to do when they were taken back. Raises InvalidInputError where the directory is not there, or has no log of a
+    sink.
     """
     if not output.is_dir():
         raise InvalidInputError(f"{output} is no directory: say where the query writes to")
+    if not any((output / log).is_dir() for log in (_FILE_SINK, _DELTA)):
+        raise InvalidInputError(
+            f"{output} has no log of a file sink ({_FILE_SINK}) or of Delta ({_DELTA}), so it does not say which batches the "
+            f"sink has. Give the very path that the query writes to. Where its sink has no such log, take back what it has of "
+            f"batches after {t}, if it remembers them, then {then}"
+        )
     newest = max(_remembered(output, query, env), default=-1)
     if newest > t:
         log = _FILE_SINK if (output / _FILE_SINK).is_dir() else _DELTA

@@ -15,13 +15,14 @@ import click
 from nosync.checkpoints import api
 from nosync.checkpoints.api import CheckpointStatus
 from nosync.checkpoints.follow import check_checkpoint
+from nosync.checkpoints.places import DATA_VARIABLE, local_directory
 from nosync.checkpoints.restore import Restored
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, GivenPath, err, out, print_json, size_text, table_of
 from nosync.lsm.errors import InvalidInputError, NosyncError
 
 DATA = click.option(
-    "--store", "store", metavar="DIR", envvar=api.DATA_VARIABLE, required=True,
+    "--store", "store", metavar="DIR", envvar=DATA_VARIABLE, required=True,
     type=GivenPath(file_okay=False), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
 )  # fmt: skip
 NAME = click.argument("name")
@@ -62,7 +63,7 @@ def checkpoint() -> None:
 @DATA
 def watch(path: Path, name: str | None, keep_batches: int | None, once: bool, store: Path) -> None:
     """Keep the checkpoint at PATH, the query's checkpointLocation, until Ctrl-C."""
-    path = api.local_directory(path)
+    path = local_directory(path)
     if once:  # there is nothing to wait for
         check_checkpoint(path)
     with api.watch(path, store, name=name, keep_batches=keep_batches) as running:
@@ -211,6 +212,8 @@ def rewind(
 @JSON
 def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Path, as_json: bool) -> None:
     """Keep a batch under the name PIN, however old it becomes; or list the pins."""
+    if pin_name is None and (remove or at is not None):
+        raise click.UsageError(f"{'--remove' if remove else '--at'} is of a PIN: say its name as well")
     found = api.checkpoint(name, store)
     if pin_name is None:
         pins = found.pins()
@@ -249,6 +252,7 @@ def diff(name: str, before: int, after: int, options: tuple[str, ...], limit: in
     found = api.checkpoint(name, store)
     found.at(before), found.at(after)  # a batch that is not there is told before Spark starts
     try:
+        from nosync.spark.errors import reason_of  # noqa: PLC0415
         from nosync.spark.session import local_session  # noqa: PLC0415 - only this command needs Spark
     except ImportError as error:
         raise NosyncError(f"reading states needs {error.name}: pip install 'nosync[spark]'") from error
@@ -259,7 +263,7 @@ def diff(name: str, before: int, after: int, options: tuple[str, ...], limit: in
             counts = {row["change"]: row["count"] for row in rows.groupBy("change").count().collect()}
             shown = [row.asDict(recursive=True) for row in rows.orderBy("partition_id").limit(limit).collect()]
         except Exception as error:  # of Spark's reader, which says what it does not know
-            raise NosyncError(f"Spark cannot read the state: {str(error).splitlines()[0]}") from error
+            raise NosyncError(f"Spark cannot read the state: {reason_of(str(error))}") from error
         finally:
             spark.stop()
     if as_json:

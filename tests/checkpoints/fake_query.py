@@ -19,6 +19,8 @@ class FakeQuery:
     def __init__(self, root: Path, kind: str, *, partitions: int = 2, snapshot_every: int = 3) -> None:
         self.root, self.kind, self.partitions, self.snapshot_every = root, kind, partitions, snapshot_every
         self.batch = -1
+        self.code = ""
+        """What its code is, where it is another one than usual: it makes other states."""
         self.ids: dict[str, str] = {}
         self.write("metadata", json.dumps({"id": "4c0c1a0e-0000-4000-8000-000000000000"}))
         self.stores = [(0, p, "") for p in range(partitions)]
@@ -65,10 +67,10 @@ class FakeQuery:
         version = self.batch + 1
         for operator, partition, name in self.stores:
             directory = self.directory(operator, partition, name)
-            suffix = f"_{operator}{partition}{version}{len(name)}-abc" if self.kind == "v2" else ""
+            suffix = f"_{operator}{partition}{version}{len(name)}-abc{self.code}" if self.kind == "v2" else ""
             self.ids[directory, version] = suffix[1:]  # type: ignore[index]
             is_base = version % self.snapshot_every == 0
-            content = f"{directory} {version}"
+            content = f"{directory} {version}{self.code}"
             if self.kind == "hdfs":
                 self.write(f"{directory}/{version}.delta", content)
                 if is_base:
@@ -91,7 +93,7 @@ class FakeQuery:
 
     def snapshot(self, directory: str, version: int, suffix: str) -> None:
         """Writes the zip file of a RocksDB snapshot, and the SST files that it names, of which it shares one."""
-        shared, own = f"000001-{directory.replace('/', '')}.sst", f"{version:06}-own{suffix}.sst"
+        shared, own = f"000001-{directory.replace('/', '')}.sst", f"{version:06}-own{suffix}{self.code}.sst"
         for sst, data in ((shared, b"shared"), (own, b"own" * version)):
             if not (self.root / directory / "SSTs" / sst).exists():
                 self.write(f"{directory}/SSTs/{sst}", data)

@@ -78,6 +78,16 @@ def test_pins_on_the_command_line(kept: FakeQuery, tmp_path: Path, capsys: pytes
     assert "has no pin 'good'" in err
 
 
+@pytest.mark.parametrize("option", [["--remove"], ["--at", "1"]])
+def test_what_is_of_a_pin_needs_its_name(
+    kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint", "pin", "words", *option, "--store", str(tmp_path / "data")])
+    assert ended.value.code == 2
+    assert f"{option[0]} is of a PIN: say its name as well" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_store_and_kept_checkpoints_share_a_directory(kept: FakeQuery, tmp_path: Path) -> None:
     both = tmp_path / "both"
     with nosync.open(both) as store:

@@ -68,6 +68,17 @@ def test_the_output_is_the_one_that_spark_wrote_under_whatever_name(tmp_path: Pa
         assert read_output(tmp_path / f"new{n}") == ["rows of 0", "rows of 1"]
 
 
+def test_a_path_may_have_colons(tmp_path: Path) -> None:
+    output = tmp_path / "run:1" / "a b"
+    write_output(output, 3)
+    assert made(output, tmp_path / "file:new", 1) == 2
+    assert read_output(tmp_path / "file:new") == ["rows of 0", "rows of 1"]
+    entry = output / "_spark_metadata/1"
+    entry.write_text("v1\n" + json.dumps({"path": str(output / "x")}))  # without a scheme, as older versions have it
+    (output / "x").write_text("rows of 1")
+    assert made(output, tmp_path / "plain", 1) == 2
+
+
 def test_what_fails_leaves_no_output(tmp_path: Path) -> None:
     write_output(tmp_path / "out", 3)
     with pytest.raises(RuntimeError), output_at(tmp_path / "out", tmp_path / "new", Batch(1), Env()):

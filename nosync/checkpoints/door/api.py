@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from nosync.checkpoints.api import data_directory
 from nosync.checkpoints.door.app import DoorApp
 from nosync.checkpoints.door.gate import PATIENCE_S
 from nosync.checkpoints.door.other_doors import OtherDoors
 from nosync.checkpoints.door.secret import read_or_make_secret, written_for_owner
 from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
 from nosync.checkpoints.peers import CountedCopies, is_kept_by_daemon, nodes_of
+from nosync.checkpoints.places import data_directory
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
