@@ -1,7 +1,8 @@
 """Fingerprints: what a stage computes, as a short hash that is the same in every process.
 
 A function's fingerprint covers its bytecode, constants, names, defaults, what it closes over, and, in the same way, the
-functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`).
+functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`), or
+that it imports from one when it runs.
 Of what is installed (Python's own modules, and those in site-packages) the name counts, and not the code. Line
 numbers, comments and docstrings do not count. Two versions of Python compile to different bytecode: pass `version=` to
 a stage to vouch for its code yourself.
@@ -14,18 +15,17 @@ import functools
 import logging
 import re
 import sys
-import sysconfig
 import types
 from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from nosync.flow.imported_names import imported_by, is_installed
 from nosync.flow.module_names import name_in_fingerprints
 from nosync.flow.pickled_function import PickledFunction
 from nosync.lsm.errors import FlowError
@@ -40,13 +40,6 @@ _HAS_DOCSTRING = 0x4000000
 """The bit in the flags of code that says so, from Python 3.13 on."""
 _IS_OPTIMIZED = 0x1
 """The bit in the flags of code that says that it is a function's, and not a class's."""
-_INSTALLED = tuple(
-    {
-        str(Path(found).resolve())
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-        if (found := sysconfig.get_path(name))
-    }
-)
 
 
 def fingerprint(*parts: Any) -> str:
@@ -68,6 +61,15 @@ def hashed_of(function: Any) -> bytes:
     return bytes(seen)
 
 
+def uses_modules(function: Any) -> bool:
+    """Returns whether a function uses modules of the user's, of which pickling says only the names. Raises FlowError as
+    `fingerprint` does.
+    """
+    hashing = _Hashing(_Kept(bytearray()))
+    hashing.of(function)
+    return hashing.uses_modules
+
+
 class _Kept:
     """Stands in the place of a hasher, and keeps what it is given."""
 
@@ -83,6 +85,8 @@ class _Hashing:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no id is used again
         self._open: set[int] = set()  # containers that are being hashed
+        self.uses_modules = False
+        """Whether something came that is of a module of the user's, and not of the program itself."""
 
     def of(self, value: Any) -> Any:
         self._edge(value)
@@ -109,6 +113,9 @@ class _Hashing:
         else:
             self._numbers[id(value)] = len(self._numbers)
             self._kept.append(value)
+        if isinstance(value, types.FunctionType | types.ModuleType | type):
+            module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+            self.uses_modules |= module != "__main__" and not is_installed(module)
         self._hasher.update(f"{type(value).__name__}(".encode())
         for part in _parts(value):
             self._kept.append(part)
@@ -120,7 +127,7 @@ class _Hashing:
 
     def _behaviour(self, cls: type) -> None:
         """Hashes what the user wrote for a class whose objects are hashed by the values that they hold."""
-        if _is_installed(cls.__module__):
+        if is_installed(cls.__module__):
             return
         own = _written_for(cls)
         if own:  # a plain named tuple has nothing of its own, and is what it was to versions before
@@ -173,20 +180,10 @@ def _top_module(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
 
 
-def _is_installed(module: str | None) -> bool:
-    """Returns whether a module is Python's, or in site-packages: its name says what it is."""
-    if module is None or module.partition(".")[0] in (*sys.builtin_module_names, "nosync"):
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return module != "__main__" and module in sys.modules
-    return str(Path(file).resolve()).startswith(_INSTALLED)
-
-
 def _function_parts(function: types.FunctionType) -> list[Any]:
     closure = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
     defaults = [function.__defaults__, function.__kwdefaults__ or {}]
-    if _is_installed(
+    if is_installed(
         function.__globals__.get("__name__")
     ):  # a decorator's, say, which closes over a function of the user's
         own = [one for one in closure if callable(one)]
@@ -203,9 +200,10 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
         ]
     names = _names(function.__code__)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    of_its_own = _attributes(function)
+    of_its_own, imported = _attributes(function), imported_by(function)
     found = [_code_parts(function.__code__, function.__doc__), *defaults, closure, used, _of_modules(used, names)]
-    return [*found, of_its_own] if of_its_own else found
+    found += [of_its_own] if of_its_own else []
+    return [*found, imported, _of_modules(imported, names)] if imported else found
 
 
 def _attributes(function: types.FunctionType) -> dict[str, Any]:
@@ -239,7 +237,7 @@ def _of_modules(used: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     seen: set[str] = set()
     while waiting:
         module = waiting.pop()
-        if module.__name__ in seen or _is_installed(module.__name__):
+        if module.__name__ in seen or is_installed(module.__name__):
             continue
         seen.add(module.__name__)
         for name in names:
@@ -251,7 +249,7 @@ def _of_modules(used: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 def _class_parts(cls: type) -> list[Any]:
     name = [name_in_fingerprints(cls.__module__), cls.__qualname__]
-    if _is_installed(cls.__module__):
+    if is_installed(cls.__module__):
         return name
     members = {key: _member(value) for key, value in vars(cls).items() if not _is_bookkeeping(key, value)}
     return [*name, list(cls.__bases__), dict(sorted(members.items()))]
@@ -261,7 +259,7 @@ def _written_for(cls: type) -> dict[str, Any]:
     """Returns the functions, and the constants, that users' classes among a class and its bases define, by name."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if _is_installed(base.__module__):
+        if is_installed(base.__module__):
             continue
         for name, value in vars(base).items():
             member = _member(value)
@@ -294,7 +292,7 @@ def _member(value: Any) -> Any:
 
 def _object_parts(value: Any) -> list[Any]:
     cls = type(value)
-    if not _is_installed(cls.__module__):
+    if not is_installed(cls.__module__):
         state = {name: getattr(value, name) for base in cls.__mro__ for name in _slots(base) if hasattr(value, name)}
         own = {**state, **getattr(value, "__dict__", {})}
         return [cls, dict(sorted(own.items()))] if own else [cls, *([] if callable(value) else [_text(value)])]

@@ -12,6 +12,11 @@ import pickle  # noqa: TID251 - of code, which goes to tasks as Spark sends it; 
 from typing import Any
 
 
+def unpickled(data: bytes) -> Any:
+    """Returns what was pickled in this session: what Spark sends to workers of a function."""
+    return pickle.loads(data)
+
+
 class PickledFunction:
     """Called as the function that it is made of. `hashed`: what a fingerprint sees of that."""
 

@@ -7,6 +7,7 @@ what cannot be part of a recorded computation is refused.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from nosync.flow.arguments import ExpressionArguments, StaticJoinArguments, arguments_of
 from nosync.flow.binder import Analysis, jvm_options
 from nosync.flow.bound_stage import BoundStage, Evaluate
-from nosync.flow.fingerprint import fingerprint
+from nosync.flow.fingerprint import fingerprint, uses_modules
 from nosync.flow.internal_columns import MATCHED_COLUMN
 from nosync.flow.kinds import SELECT, STATIC_JOIN, WHERE
+from nosync.flow.pickled_function import unpickled
 from nosync.flow.stage import Stage
 from nosync.flow.stage_options import ExpressionOptions, StageOptions, StaticJoinOptions
 from nosync.kernels.expressions import Step
@@ -34,6 +36,8 @@ from nosync.spark.expression_translation import step_of
 from nosync.spark.selecting import selected
 from nosync.spark.session import ZONE, conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
+
+log = logging.getLogger("nosync")
 
 _ALLOW_LOSS = "spark.sql.decimalOperations.allowPrecisionLoss"
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
@@ -359,15 +363,23 @@ class Analyzer:
             several = waiting.pop()
             for one in (several.apply(i) for i in range(several.size())):
                 if one.getClass().getSimpleName() == "PythonUDF":
-                    found.append(fingerprint(command_of(one)))
+                    found.append(code_of(one))
                 waiting.append(one.children())
         return sorted(found)
 
 
-def command_of(function: Any) -> bytes:
-    """Returns what Spark sends to workers of a Python function in an expression: its code, pickled."""
+def code_of(function: Any) -> str:
+    """Returns a fingerprint of a Python function in an expression: of what Spark sends to workers, and of the code of the
+    user's modules that this only names.
+    """
     command = function.func().command()
-    return bytes(command.apply(i) % 256 for i in range(command.size()))
+    sent = bytes(command.apply(i) % 256 for i in range(command.size()))
+    try:
+        found, *_ = unpickled(sent)
+        return fingerprint(sent, found) if uses_modules(found) else fingerprint(sent)
+    except Exception as error:  # noqa: BLE001 - of what only workers have, say, or what cannot be told apart
+        log.warning("of the function %s only what Spark sends of it is compared: %s", function.name(), error)
+        return fingerprint(sent)
 
 
 def _has_star(expression: Any) -> bool:

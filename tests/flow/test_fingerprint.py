@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import nosync
 from nosync.flow.binder import bind
 from nosync.flow.fingerprint import fingerprint, hashed_of
+from nosync.flow.imported_names import imported_by
 from nosync.flow.meanings import Meanings
 from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
@@ -129,6 +131,47 @@ def test_a_module_of_the_users_counts_by_what_is_taken_of_it(tmp_path: Path, mon
     sys.modules.pop("helpers_of_users", None)
     assert found[0] == found[1], "what it does not take does not count"
     assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(r):\n    from helpers_of_users import g, LIMIT\n    return g(r) + LIMIT",
+        "def f(r):\n    import helpers_of_users\n    return helpers_of_users.g(r) + helpers_of_users.LIMIT",
+        "def f(r):\n    import helpers_of_users as h\n    return [h.g(x) + h.LIMIT for x in r]",
+        "def f(r):\n    def i(x):\n        import helpers_of_users as h\n        return h.g(x) + h.LIMIT\n    return i(r)",
+        "def f(r):\n    from package_of_users.sub import h\n    return h.g(r) + h.LIMIT",
+        "def f(r):\n    import package_of_users.sub.h\n    return package_of_users.sub.h.g(r) + package_of_users.sub.h.LIMIT",
+        "__package__ = 'package_of_users.sub'\ndef f(r):\n    from .h import g, LIMIT\n    return g(r) + LIMIT",
+        "__package__ = 'package_of_users.sub'\ndef f(r):\n    from . import h\n    return h.g(r) + h.LIMIT",
+    ],
+)  # fmt: skip
+def test_what_a_function_imports_when_it_runs_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "package_of_users/sub").mkdir(parents=True)
+    for package in ("package_of_users", "package_of_users/sub"):
+        (tmp_path / package / "__init__.py").touch()
+    found = []
+    for g, limit, unused in ((1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)):
+        for path in ("helpers_of_users.py", "package_of_users/sub/h.py"):
+            (tmp_path / path).write_text(f"LIMIT = {limit}\ndef g(r): return {g}\ndef other(r): return {unused}\n")
+        for name in [name for name in sys.modules if name.partition(".")[0].endswith("_of_users")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        found.append(fingerprint(function_of(text)))
+    assert found[0] == found[1], "what it does not take does not count"
+    assert len(set(found)) == 3
+
+
+def test_what_is_installed_is_not_imported_for_a_fingerprint() -> None:
+    text = "def f(r):\n    import turtledemo.clock, nowhere_at_all\n    from .. import beyond\n    return r"
+    function = function_of(text)
+    assert imported_by(function) == {}
+    assert "turtledemo.clock" not in sys.modules
+    assert fingerprint(function) == fingerprint(function_of(text))
 
 
 STABLE = """

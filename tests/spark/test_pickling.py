@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,3 +93,36 @@ def test_a_function_that_cannot_be_sent_is_refused_at_once(spark: SparkSession, 
     flow.source("rows", "n bigint").map("locked", locked)
     with pytest.raises(FlowError, match="stage locked: its function cannot be sent to Spark's tasks: .*lock"):
         nosync.Job(flow, open_store(), spark=spark, shards=2)
+
+
+@pytest.mark.parametrize(
+    "body", ["return helpers_of_udfs.clean(n)", "from helpers_of_udfs import clean\n    return clean(n)"]
+)
+def test_code_that_a_udf_only_names_counts(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    """Spark sends the name of a module's function to workers, and not its code."""
+    from pyspark.sql import functions as F
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    store = open_store()
+
+    def fingerprint_of(factor: int, unused: int) -> str:
+        (tmp_path / "helpers_of_udfs.py").write_text(
+            f"def clean(n): return n * {factor}\ndef other(n): return {unused}\n"
+        )
+        sys.modules.pop("helpers_of_udfs", None)
+        names: dict[str, Any] = {}
+        exec(f"import helpers_of_udfs\ndef udf(n):\n    {body}", names)
+        flow = nosync.Dataflow("f")
+        rows = flow.source("rows", "n bigint").select("s", F.udf(names["udf"], "bigint")("n").alias("n"))
+        rows.aggregate("total", key=[], n=nosync.sum("n"))
+        return nosync.Job(flow, store, spark=spark, shards=2).flow.stages["s"].fingerprint
+
+    try:
+        first = fingerprint_of(1, 1)
+        assert fingerprint_of(1, 2) == first
+        assert fingerprint_of(1000, 1) != first
+    finally:
+        sys.modules.pop("helpers_of_udfs", None)

@@ -16,9 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from nosync.flow.fingerprint import fingerprint
 from nosync.spark.errors import without_log
-from nosync.spark.expressions import OF_TODAY, command_of, is_of_today, quoted, text_of
+from nosync.spark.expressions import OF_TODAY, code_of, is_of_today, quoted, text_of
 from nosync.spark.plans.catalyst import (
     SUBQUERIES,
     Node,
@@ -218,7 +217,7 @@ class Expressions:
         variable of lambdas stands where: the text calls all of them the same. So it does with instants in two zones.
         """
         nodes = list(nodes_of(e))
-        more = [fingerprint(command_of(one)) for one in nodes if kind_of(one) == "PythonUDF"]
+        more = [code_of(one) for one in nodes if kind_of(one) == "PythonUDF"]
         variables = [id_of(one) for one in nodes if kind_of(one) == "NamedLambdaVariable"]
         places = {id: place for place, id in enumerate(dict.fromkeys(variables))}
         more += [str(places[id]) for id in variables] if len(places) > 1 else []
