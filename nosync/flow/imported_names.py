@@ -22,12 +22,16 @@ _INSTALLED = tuple(
 
 
 def is_installed(module: str | None) -> bool:
-    """Returns whether a module is Python's, or in site-packages: its name says what it is."""
+    """Returns whether a module is Python's, or in site-packages: its name says what it is. What is in `__main__` is the
+    user's, also where a tool that is installed runs it.
+    """
+    if module == "__main__":
+        return False
     if module is None or module.partition(".")[0] in (*sys.builtin_module_names, "nosync"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
-        return module != "__main__" and module in sys.modules
+        return module in sys.modules
     return _is_of_python(file)
 
 

@@ -113,7 +113,7 @@ def test_code_that_a_udf_only_names_counts(
             f"def clean(n): return n * {factor}\ndef other(n): return {unused}\n"
         )
         sys.modules.pop("helpers_of_udfs", None)
-        names: dict[str, Any] = {}
+        names: dict[str, Any] = {"__name__": "__main__"}
         exec(f"import helpers_of_udfs\ndef udf(n):\n    {body}", names)
         flow = nosync.Dataflow("f")
         rows = flow.source("rows", "n bigint").select("s", F.udf(names["udf"], "bigint")("n").alias("n"))
