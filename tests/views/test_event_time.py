@@ -315,6 +315,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a filter that leaves some times out by a null": (
         lambda t: per_window_of(_marked(t).where("nullif(minute(at), 5) IS NOT NULL")), "filter before withWatermark",
     ),
+    "an explode of what may be empty": (
+        lambda t: per_window_of(_marked(t).selectExpr("at", "explode(from_json(k, 'array<string>')) AS k")), "explode_outer",
+    ),
+    "an explode of a filtered list": (
+        lambda t: per_window_of(_marked(t).selectExpr("at", "explode(filter(array(k), v -> v > minute(at))) AS k")),
+        "explode_outer",
+    ),
+    "a filter by what an explode gives": (
+        lambda t: per_window_of(_marked(t).selectExpr("at", "explode(array(k, null)) AS k").where("k IS NOT NULL")),
+        "filter before withWatermark",
+    ),
     "a join by time alone": (
         lambda t: _joined(t, "seen BETWEEN at AND at + INTERVAL 1 HOUR"), "takes columns that are equal too",
     ),
@@ -400,6 +411,18 @@ def test_what_cannot_go_by_event_time_is_refused(spark: SparkSession, what: str)
         flow.view("v", query, emit="final", spark=spark)
     assert str(error.value).startswith("view v: ")
     assert {stage.name for stage in flow.stages} == {"clicks", "others"}
+
+
+def test_an_explode_that_gives_rows_for_all_passes_the_watermark_on(spark: SparkSession) -> None:
+    flow = flow_of_clicks()
+    for i, made in enumerate(("explode_outer(split(k, ','))", "explode(array(k, 'x'))")):
+        flow.view(
+            f"v{i}",
+            lambda t, made=made: per_window_of(_marked(t).selectExpr("at", f"{made} AS k")),
+            emit="final",
+            spark=spark,
+        )
+    assert {"v0", "v1"} <= {stage.name for stage in flow.stages}
 
 
 def test_a_table_has_no_watermark_and_the_view_is_named(spark: SparkSession) -> None:

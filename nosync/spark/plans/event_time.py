@@ -25,12 +25,12 @@ _DAY_US = 86_400_000_000
 _UTC = ("UTC", "Etc/UTC", "Z", "GMT", "+00:00")
 ADDS_INTERVAL = ("TimeAdd", "TimestampAddInterval")
 _PASSES_ALL = (
-    "Project", "Union", "Generate", "Expand", "SubqueryAlias", "ResolvedHint", "Repartition", "RepartitionByExpression",
+    "Project", "Union", "Expand", "SubqueryAlias", "ResolvedHint", "Repartition", "RepartitionByExpression",
     "Aggregate", "Deduplicate", "DeduplicateWithinWatermark",
 )  # fmt: skip
 """What may be between a watermark and what goes by it. An aggregate or a deduplication there goes by it too."""
-_OF_TIMES = ("AttributeReference", "PreciseTimestampConversion", "GetStructField")
-"""What has a value where the time has one: rows without move no watermark."""
+_MADE_OF_ELEMENTS = ("CreateArray", "CreateMap")
+"""What has an element for each of its arguments."""
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
@@ -203,12 +203,17 @@ def _check_passes_all(plan: Node) -> None:
             "dropDuplicates without the time leaves rows out that move Spark's watermark: name the time as well, or say "
             "dropDuplicatesWithinWatermark"
         )
-    if kind in _PASSES_ALL:
+    if kind in _PASSES_ALL or (kind == "Generate" and _gives_rows_for_all(plan)):
         return
     if kind == "Join":
         raise Refused(
             "a join after withWatermark leaves rows out, which move Spark's watermark, or gives them long after their time: join "
             "before it, or have the windows in one view and the join in another"
+        )
+    if kind == "Generate":
+        raise Refused(
+            "explode after withWatermark leaves rows out whose list is empty or null, and they move Spark's watermark: "
+            "explode before withWatermark, or say explode_outer"
         )
     if kind != "Filter":
         raise Refused(
@@ -216,13 +221,28 @@ def _check_passes_all(plan: Node) -> None:
             "in a view over this one"
         )
     for condition in conjuncts(plan.condition()):
-        is_there = kind_of(condition) == "IsNotNull" and kind_of(condition.child()) in _OF_TIMES
+        is_there = kind_of(condition) == "IsNotNull" and _is_of_time(condition.child())
         if not is_there and not _says_where_a_window_is(condition):
             raise refused(
                 condition,
                 "rows are left out after withWatermark by their time, or by what is computed after it, and Spark's watermark "
                 "goes by all: filter before withWatermark, or in a view over this one",
             )
+
+
+def _gives_rows_for_all(generate: Node) -> bool:
+    """Returns whether each row gives one at least: a list of no elements, or none at all, gives none."""
+    if generate.outer():
+        return True
+    children = items(generate.generator().children())
+    return len(children) == 1 and kind_of(children[0]) in _MADE_OF_ELEMENTS and bool(items(children[0].children()))
+
+
+def _is_of_time(value: Node) -> bool:
+    """Returns whether a value is there where the time is, or its window."""
+    while kind_of(value) in ("GetStructField", "PreciseTimestampConversion"):
+        value = value.child()
+    return kind_of(value) == "AttributeReference" and bool(_marks(value).keys() & {_DELAY, _WINDOW, _SESSION})
 
 
 def _says_where_a_window_is(condition: Node) -> bool:
