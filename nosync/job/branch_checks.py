@@ -25,8 +25,10 @@ from nosync.flow.bound_stage import (
     BoundStage,
 )
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, UPDATE
+from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, UPDATE, WINDOW
+from nosync.flow.stage_options import FinalOptions
 from nosync.flow.tables import NewestRows
+from nosync.job.meanings import times_of
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
@@ -69,18 +71,19 @@ def difference(
     known: Collection[str],
     returned: Mapping[str, TraceId],
     functions: Mapping[str, Mapping[str, Any]],
+    times: Mapping[str, Any],
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
     `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `functions`: of
-    which aggregate functions the states of stages are, by output. Raises FlowError or SchemaError where it cannot go on
-    from there.
+    which aggregate functions the states of stages are, by output. `times`: by which windows, times and bounds they are made.
+    Raises FlowError or SchemaError where it cannot go on from there.
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
-    reshaped = _reshaped(flow, changed, traces, directory, functions)
+    reshaped = _reshaped(flow, changed, traces, directory, functions) | _by_other_times(flow, changed, traces, times)
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
     _check_rows_are_kept(flow, anew, declared)
     replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
@@ -167,6 +170,31 @@ def _reshaped(
             key == stage.key and _has_other_functions(stage, functions.get(stage.name, {}))
         ):
             found.add(stage.name)
+    return found
+
+
+def _by_other_times(
+    flow: BoundFlow, changed: Iterable[str], traces: Mapping[str, TraceId], times: Mapping[str, Any]
+) -> set[str]:
+    """Returns the stages whose windows are others than those that they hold. Raises FlowError where these were given for good,
+    and for joins by event time whose times, bounds or type are others: rows that they need may have gone.
+    """
+    found = set()
+    for stage in (flow.stages[name] for name in changed if name in traces and name in times):
+        if times_of(stage) == times[stage.name]:
+            continue
+        of_final = any(
+            isinstance(one.options, FinalOptions) and one.options.windows.name == stage.name
+            for one in flow.stages.values()
+        )
+        if stage.kind != WINDOW or of_final:
+            what = "it gave its windows for good" if stage.kind == WINDOW else "rows that it would need may have gone"
+            raise FlowError(
+                f"stage {_declared(stage)} goes by other windows, times or bounds than before, or is another join, and cannot "
+                f"go on from what it holds: {what}. Give it another name, and it begins with no state"
+            )
+        # With its watermark, which is fed the same rows.
+        found |= {one.name for one in flow.stages.values() if _declared(one) == _declared(stage)}
     return found
 
 

@@ -9,7 +9,8 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import WATERMARK, BoundStage, declared_of, part_of
 from nosync.flow.kinds import FORGET, UPDATE, WINDOW
 from nosync.flow.meanings import TODAYS, Meanings
-from nosync.flow.stage_options import UpdateOptions
+from nosync.flow.stage_options import IntervalOptions, UpdateOptions
+from nosync.kernels.asof_joins import AsofSpec
 from nosync.kernels.windows import MAX, MIN
 from nosync.lsm.manifests.manifest import Manifest
 
@@ -25,6 +26,8 @@ LENIENT = "late_by_epoch_before"
 """The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
 AGGREGATES = "aggregates"
 """The key, in a manifest, that says by stage and output which aggregate function its state is of."""
+BY_TIME = "by_time"
+"""The key, in a manifest, that says by stage by which times, windows and bounds it holds rows: see `times_of`."""
 WATERMARK_PART = part_of("", WATERMARK)
 
 
@@ -50,6 +53,25 @@ def recorded_aggregates(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
     return {stage: _mapping(functions) for stage, functions in _mapping(manifest.meta.get(AGGREGATES)).items()}
 
 
+def recorded_times(manifest: Manifest) -> Mapping[str, Any]:
+    """Returns, by stage, what `times_of` was. Versions before did not say it."""
+    return _mapping(manifest.meta.get(BY_TIME))
+
+
+def times_of(stage: BoundStage) -> list[Any] | None:
+    """Returns by which windows a stage groups rows, or by which times and bounds it joins them; None for another one. What
+    it holds was made by these, and is of no use to others.
+    """
+    if isinstance(stage.options, IntervalOptions):
+        spec, times = stage.options.spec, [side.times.time for side in stage.options.sides]
+        bounds = [spec.within_us] if isinstance(spec, AsofSpec) else [spec.lower_us, spec.upper_us]
+        return [type(spec).__name__, spec.join.how, *times, *bounds]
+    window = stage.window
+    if stage.kind != WINDOW or window is None:
+        return None
+    return [window.time, window.size_us, window.slide_us, window.session]
+
+
 def _mapping(said: object) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
@@ -64,6 +86,7 @@ def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
         EXPIRIES: {s.name: FORGET for s in may_expire if s.expires},
         LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
         AGGREGATES: {s.name: s.plan.functions for s in flow.recorded if s.plan is not None and s.plan.functions},
+        BY_TIME: {s.name: times for s in flow.recorded if (times := times_of(s)) is not None},
     }
     return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back}
 
