@@ -82,6 +82,7 @@ def difference(
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
+    _check_states_stay(flow, declared, traces, returned)
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
     reshaped = _reshaped(flow, changed, traces, directory, functions) | _by_other_times(flow, changed, traces, times)
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
@@ -93,6 +94,24 @@ def difference(
         if (stage := flow.stages.get(name)) is None or not (stage.recorded or stage.fingerprint == fingerprint)
     ]
     return Difference(changed, gone, anew, replaced)
+
+
+def _check_states_stay(flow: BoundFlow, declared: Dataflow, traces: Collection[str], returned: Collection[str]) -> None:
+    """Raises FlowError where a view goes on from what it gave, and an operator in it would begin with no state: a stage in a
+    view is known by all that is before it, so with another filter, say, it is another one.
+    """
+    for view in declared.views.values():
+        if not view.goes_on or view.name not in traces:
+            continue
+        inner = set(view.stages) - {view.name}
+        new = [s for s in flow.recorded if _declared(s) in inner and s.name not in traces and s.name not in returned]
+        if new:
+            operator = _declared(new[0]).partition("-")[0]
+            raise FlowError(
+                f"stage {view.name} goes on from what it gave, and with this query its {operator} would begin with no state: "
+                "rows that it has seen would count as new, and those that wait for others be lost. Leave what is before and in "
+                f"the {operator} as it was (what comes after it may change), or give the dataset another name"
+            )
 
 
 def recorded_schema(trace: TraceId, directory: LayerDirectory) -> tuple[tuple[str, ...], pa.Schema]:

@@ -18,7 +18,16 @@ from nosync.job.position import Position
 from nosync.job.recovery import Recovery
 from nosync.job.reports import EpochReport, RecoveryReport, epoch_report
 from nosync.job.sealing import Sealing
-from nosync.job.stream_checks import BATCHES, STREAMS_FROM, batches_of, check_batch, check_stream, streamed_from
+from nosync.job.stream_checks import (
+    BATCHES,
+    STREAM_SOURCES,
+    STREAMS_FROM,
+    batches_of,
+    check_batch,
+    check_stream,
+    in_order_of_checkpoint,
+    streamed_from,
+)
 from nosync.lsm.errors import DeterminismError, NodeLostError, NosyncError, OutOfOrderError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import lost_begin
@@ -92,11 +101,18 @@ class EpochRuns:
         before = None if last is None else streamed_from(self._versions.manifest(last))
         check_stream(checkpoint, first, last, before, last_batch)
 
+    def stream_sources(self, names: Sequence[str], checkpoint: str | Path, begun: int | None) -> list[str]:
+        """Returns the sources of a stream in the order that its checkpoint has them in. See `in_order_of_checkpoint`."""
+        last = self._position.last_sealed()
+        manifest = None if last is None else self._versions.manifest(last)
+        declared = [source.name for source in self._versions.flow.sources]
+        return in_order_of_checkpoint(names, declared, manifest, checkpoint, begun, last)
+
     def advance_batch(self, first: int, batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
         """Runs the epoch that a batch of a stream is. `first`: the epoch of the stream's first batch."""
         t = first + batch
         check_batch(batch, t, self._position.last_sealed())
-        return self.advance(t, rows, {STREAMS_FROM: first})
+        return self.advance(t, rows, {STREAMS_FROM: first, STREAM_SOURCES: list(rows)})
 
     def last_batches(self) -> Mapping[str, int]:
         """Returns the last batch of each query that `advance_query` sealed."""

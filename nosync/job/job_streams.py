@@ -58,7 +58,8 @@ class JobStreams:
         check_trigger(trigger)
         checked = self._check_inputs(inputs)
         self._epochs.check_stream(checkpoint, first, lambda: last_batch(self._spark, checkpoint))
-        run_batch = partial(self._run_batch, first)
+        order = self._epochs.stream_sources(list(checked), checkpoint, last_batch(self._spark, checkpoint, "offsets"))
+        run_batch, checked = partial(self._run_batch, first), {source: checked[source] for source in order}
         return start_stream(run_batch, checked, checkpoint, trigger or {}, name or f"nosync-{self.flow.name}")
 
     def _run_batch(self, first: int, batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:

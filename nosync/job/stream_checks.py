@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from nosync.lsm.manifests.manifest import Manifest
 
 STREAMS_FROM = "streams_from"
 """The key, in a manifest of a stream, of the epoch of its checkpoint's first batch."""
+STREAM_SOURCES = "stream_sources"
+"""The key, in a manifest of a stream, of its sources in the order in which its checkpoint has their offsets."""
 BATCHES = "batches"
 """The key, in a manifest, of the last batch of each query, where several fill a store by turns."""
 
@@ -27,7 +29,38 @@ def batches_of(manifest: Manifest | None) -> dict[str, int]:
 
 def came_by(manifest: Manifest | None) -> dict[str, Any]:
     """Returns what a manifest says of how its rows came."""
-    return {key: manifest.meta[key] for key in (STREAMS_FROM, BATCHES) if key in manifest.meta} if manifest else {}
+    return (
+        {key: manifest.meta[key] for key in (STREAMS_FROM, STREAM_SOURCES, BATCHES) if key in manifest.meta}
+        if manifest
+        else {}
+    )
+
+
+def in_order_of_checkpoint(
+    names: Sequence[str],
+    declared: Sequence[str],
+    manifest: Manifest | None,
+    checkpoint: str | Path,
+    begun: int | None,
+    last: int | None,
+) -> list[str]:
+    """Returns the sources of a stream in the order in which its checkpoint has them: Spark knows them by their place alone.
+
+    `names`: in the order in which they are given. `declared`: in that of the flow, which a new checkpoint has. `manifest`: of the
+    last epoch, `last`. `begun`: the last batch of the checkpoint that was begun; None: it is a new one. Raises FlowError where
+    it is of other sources.
+    """
+    if begun is None or manifest is None:
+        return [name for name in declared if name in names]
+    found = manifest.meta.get(STREAM_SOURCES)
+    if not isinstance(found, list):  # of an earlier version, which went by the order in which they were given
+        return list(names)
+    if set(found) != set(names):
+        raise FlowError(
+            f"{checkpoint} has the offsets of {', '.join(found)}, and the stream is of {', '.join(names)}: other sources need "
+            f"another checkpoint. Take a new one and first={(last or 0) + 1}, with sources that begin after what the store has"
+        )
+    return [str(name) for name in found]
 
 
 def check_query(
@@ -108,6 +141,7 @@ def check_batch(batch: int, t: int, newest: int | None) -> None:
     """Raises FlowError for a batch whose epoch came by other rows since the stream began."""
     if newest is not None and t < newest:  # Spark runs only its last batch again
         raise FlowError(
-            f"batch {batch} of the stream would be epoch {t}, and the store is at {newest} by other rows than the "
-            f"stream's: go on with a new checkpoint and first={newest + 1}"
+            f"batch {batch} of the stream would be epoch {t}, and the store is at {newest}: by other rows than the "
+            "stream's, or this is an older copy of its checkpoint, and rows would come twice. Use the checkpoint that the store "
+            f"was filled with; or a new one and first={newest + 1}, with sources that begin after what the store has"
         )

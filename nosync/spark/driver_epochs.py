@@ -204,9 +204,9 @@ def _fetched(
         return found | {name: _rows_of(frames[name], source, most_rows[name]) for name, source in wanted.items()}
     # At once: nearly all of the time that few rows take is that of one thread, of Spark's scheduler.
     with ThreadPoolExecutor(min(len(wanted), _FETCHED_AT_ONCE), thread_name_prefix="nosync-fetch") as pool:
-        # What is set for this thread (a job group, a scheduler's pool) is set for these jobs, too.
+        # What is set for this thread (a job group, tags, a pool of the scheduler) is set for these jobs, too: a copy for each.
         coming = {
-            name: pool.submit(inheritable_thread_target(_rows_of), frames[name], source, most_rows[name])
+            name: pool.submit(inheritable_thread_target(spark)(_rows_of), frames[name], source, most_rows[name])
             for name, source in wanted.items()
         }
     return found | {name: rows.result() for name, rows in coming.items()}
