@@ -104,7 +104,11 @@ def _check_states_stay(flow: BoundFlow, declared: Dataflow, traces: Collection[s
         if not view.goes_on or view.name not in traces:
             continue
         inner = set(view.stages) - {view.name}
-        new = [s for s in flow.recorded if _declared(s) in inner and s.name not in traces and s.name not in returned]
+        new = [
+            s for s in flow.recorded
+            if _declared(s) in inner and s.name not in traces and s.name not in returned
+            and (s.keyed or s.window is not None or s.kind in (*_BY_ARRIVAL, *_BY_CONTENTS))
+        ]  # fmt: skip
         if new:
             operator = _declared(new[0]).partition("-")[0]
             raise FlowError(

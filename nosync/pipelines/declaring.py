@@ -117,7 +117,7 @@ class _Declared:
     def _united(dataset: Dataset, frames: Sequence[DataFrame]) -> DataFrame:
         try:
             frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-            return frame if dataset.schema is None else _cast(frame, dataset.schema)
+            return frame if dataset.schema is None else _cast(frame, dataset, dataset.schema)
         except PySparkException as error:
             raise FlowError(f"{dataset.where}: {dataset.name}: {first_line(error)}") from None
 
@@ -174,7 +174,14 @@ class _Declared:
         self._planner.register(dataset.name, types_of(frame))
 
 
-def _cast(frame: DataFrame, schema: StructType | str) -> DataFrame:
-    """Returns rows with the columns that a dataset declares."""
+def _cast(frame: DataFrame, dataset: Dataset, schema: StructType | str) -> DataFrame:
+    """Returns rows with the columns that a dataset declares. Raises FlowError for one that it does not declare."""
     wanted = cast("StructType", StructType.fromDDL(schema)) if isinstance(schema, str) else schema
+    known = [name.lower() for name in wanted.names]
+    more = next((name for name in frame.columns if name.lower() not in known), None)
+    if more is not None:
+        raise FlowError(
+            f"{dataset.where}: {dataset.name}: its query gives the column {more!r}, which its schema ({', '.join(wanted.names)}) "
+            "does not have: declare it, or leave it out of the query"
+        )
     return frame.select(*(F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in wanted))

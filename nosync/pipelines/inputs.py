@@ -96,7 +96,7 @@ class Inputs:
 
     def _add(self, flow: Dataflow, name: str, leaf: Node) -> None:
         outputs = items(leaf.output())
-        columns = _renamed([str(one.name()) for one in outputs])
+        columns = _renamed([str(one.name()) for one in outputs], _shown(leaf))
         types = [str(one.dataType().sql()) for one in outputs]
         ddl = ", ".join(f"{quoted(column)} {type_}" for column, type_ in zip(columns, types, strict=True))
         is_stream = bool(leaf.isStreaming())
@@ -169,11 +169,18 @@ def _shown(leaf: Node) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _renamed(names: Sequence[str]) -> list[str]:
-    """Returns names that can be recorded: those that begin with _ are kept for the store itself."""
-    found: list[str] = []
+def _renamed(names: Sequence[str], shown: str) -> list[str]:
+    """Returns names that can be recorded: those that begin with _ are kept for the store itself.
+
+    Raises FlowError where two columns would have one name: which is which may not depend on their order, which changes.
+    """
+    found: dict[str, str] = {}
     for name in names:
         plain = name.lstrip("_") or "column"
-        tries = [plain, *(f"{plain}_{n}" for n in range(2, len(names) + 2))]
-        found.append(next(one for one in tries if one.lower() not in [other.lower() for other in found]))
-    return found
+        other = found.setdefault(plain.lower(), name)
+        if other != name:
+            raise FlowError(
+                f"columns {other!r} and {name!r} of {shown} would both be recorded as {plain!r}, for names that begin with _ are "
+                "the store's own: read only one of them, with a schema that leaves out the other"
+            )
+    return [name.lstrip("_") or "column" for name in names]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from nosync.lsm.errors import InvalidInputError, NosyncError
 
+_ZONE = "spark.sql.session.timeZone"
+_UTC = ("UTC", "Etc/UTC", "Z", "GMT", "+00:00")
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -69,9 +72,20 @@ def read_spec(given: Path | None) -> Spec:
         raise
     except Exception as error:  # of YAML, of Spark's checks, or of what it does not check
         raise InvalidInputError(f"{where}: no spec of a pipeline: {_said(error)}") from error
+    _check_zone(path, spec.configuration)
     name = re.sub(r"[^a-z0-9_]+", "-", str(spec.name).lower()).strip("-")[:64] or "pipeline"
     globs = tuple(library.include for library in spec.libraries)
     return Spec(path.resolve(), name, spec.storage, spec.catalog, spec.database, dict(spec.configuration), globs)
+
+
+def _check_zone(path: Path, configuration: Mapping[str, str]) -> None:
+    """Raises InvalidInputError for a time zone that would count where files are read, and not in queries."""
+    for name, value in configuration.items():
+        if name.lower() == _ZONE.lower() and str(value) not in _UTC:
+            raise InvalidInputError(
+                f"{path}: {name} is {value!r}, and datasets are computed in UTC: leave it out, and say "
+                f"from_utc_timestamp(at, '{value}') where days or hours of that zone are meant"
+            )
 
 
 def _in_directory(directory: Path) -> Path:

@@ -41,6 +41,11 @@ CDC_IN_SQL = pytest.mark.skipif(
         ("@dp.table\ndef a():\n    return spark.readStream.schema('id int').json('data/').groupBy('id').count()",
          "given once and never taken back"),
         ("dp.create_streaming_table('a')", "nothing fills a"),
+        ("dp.create_streaming_table('a', schema='k string, n int')\n@dp.append_flow(target='a')\ndef f():\n"
+         "    return spark.readStream.schema('k string, n int, more int').json('data/')",
+         "t.py:7: a: its query gives the column 'more', which its schema \\(k, n\\) does not have"),
+        ("@dp.table\ndef a():\n    return spark.readStream.schema('_id string, ID string').json('data/')",
+         "columns '_id' and 'ID' of .* would both be recorded as 'ID'"),
         ("SET spark.sql.ansi.enabled = false;", "t.sql:1: SET: .*configuration"),
         ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "configuration of the project"),
         ("CREATE STREAMING TABLE a AS SELECT * FROM STREAM json.`data/` WHERE 1 IN (SELECT id FROM range(3));", "t.sql:1"),
@@ -147,3 +152,54 @@ def test_a_null_sequence_is_an_error_that_names_the_flow(spark: SparkSession, tm
     project.give("feed", [{"customer": "ann", "city": "Rome", "op": "U"}])
     with pytest.raises(nosync.NosyncError, match=r"AUTO CDC people: SEQUENCE BY is null"):
         project.run()
+
+
+def test_a_time_zone_that_only_files_would_be_read_in_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    project = Project(tmp_path, spark, t="@dp.materialized_view\ndef a():\n    return spark.range(3)")
+    spec = tmp_path / "spark-pipeline.yml"
+    text = spec.read_text()
+    for zone in ("Europe/Rome", "+01:00"):
+        spec.write_text(f"{text}configuration:\n  spark.sql.session.timezone: '{zone}'\n")
+        with pytest.raises(
+            nosync.InvalidInputError, match="spark-pipeline.yml: spark.sql.session.timezone is .*in UTC"
+        ):
+            project.run()
+    spec.write_text(f"{text}configuration:\n  spark.sql.session.timeZone: UTC\n")
+    project.run()
+
+
+STATEFUL = {
+    "duplicates": (
+        "    rows = spark.readStream.schema('k string, n int').json('data/s')\n"
+        "    return rows{}.dropDuplicates(['k']).select('k', F.upper('k').alias('u'))",
+        ".where('n > 0')",
+    ),
+    "windows": (
+        "    rows = spark.readStream.schema('k string, n int, at timestamp').json('data/s')\n"
+        "    windows = rows{}.withWatermark('at', '1 hour').groupBy('k', F.window('at', '1 hour'))\n"
+        "    return windows.agg(F.sum('n').alias('n')).select('k', 'n')",
+        ".where('n > 0')",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(STATEFUL))
+def test_an_edit_that_would_lose_the_state_of_a_streaming_table_is_refused(
+    spark: SparkSession, tmp_path: Path, what: str
+) -> None:
+    text, edit = STATEFUL[what]
+    project = Project(tmp_path, spark, t="@dp.table\ndef s():\n" + text.format(""))
+    project.give("s", [{"k": "a", "n": 1, "at": "2026-01-01T00:00:00Z"}])
+    project.run()
+    project.write("t", "@dp.table\ndef s():\n" + text.format(edit))
+    with pytest.raises(nosync.FlowError, match="stage s goes on from what it gave, .* would begin with no state"):
+        project.run()
+    after = ".where(\"u <> 'B'\")" if what == "duplicates" else ".where('n > 2')"
+    project.write("t", "@dp.table\ndef s():\n" + text.format("") + after)
+    project.give(
+        "s", [{"k": "a", "n": 2, "at": "2026-01-01T00:00:01Z"}, {"k": "b", "n": 2, "at": "2026-01-01T09:00:00Z"}]
+    )
+    project.run()
+    project.give("s", [{"k": "b", "n": 3, "at": "2026-01-02T00:00:00Z"}])
+    project.run()
+    assert project.rows("s") == counted(("a", "A") if what == "duplicates" else ("a", 3))
