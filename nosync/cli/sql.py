@@ -69,7 +69,7 @@ def sql(
         with spark_session(cores) as spark:
             from pyspark.errors import PySparkException  # noqa: PLC0415 - only this command needs Spark
 
-            from nosync.spark.errors import without_log  # noqa: PLC0415
+            from nosync.spark.errors import reason_of, without_log  # noqa: PLC0415
             from nosync.spark.plans.query import command_in  # noqa: PLC0415
             from nosync.spark.views import views  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def sql(
                         raise InvalidInputError(f"{command} changes something, and this only asks: give SELECT ...")
                     table = spark.sql(query).toArrow()
             except PySparkException as error:
-                said = str(error).strip().splitlines()[0].rstrip(" ;")
+                said = reason_of(str(error)).rstrip(" ;")
                 is_about_names = error.getCondition() in _ABOUT_NAMES
                 raise NosyncError(said + (f"; stages: {', '.join(names.values())}" if is_about_names else "")) from None
     print_rows(table, limit, as_csv=as_csv, as_json=as_json)

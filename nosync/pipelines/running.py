@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
-from nosync.pipelines.datasets import TEMPORARY_VIEW
+from nosync.pipelines.datasets import OF_STREAMS, TEMPORARY_VIEW
 from nosync.pipelines.declaring import Pipeline
 from nosync.pipelines.inputs import Input, changes_of, rows_of
 from nosync.spark.schemas import empty_inputs
@@ -110,6 +110,29 @@ class Run:
                 "input has the name of the first dataset that reads it: take the dataset out in a run of its own first, or "
                 "leave it as it is"
             )
+
+        if before:
+            self._check_read_as_before(recorded, before)
+
+    def _check_read_as_before(self, recorded: Collection[str], before: Collection[str]) -> None:
+        """Raises FlowError where a streaming table or a sink that is recorded would read a stream under another name than
+        before: from its beginning, or with the offsets of another one. `before`: the inputs that there were.
+        """
+        pipeline = self.pipeline
+        shown = {one.name: one.shown for one in pipeline.inputs if one.is_stream}
+        for name, dataset in pipeline.datasets.items():
+            if dataset.kind not in OF_STREAMS or name not in recorded:
+                continue
+            mine, own = {one for one in pipeline.reads(name) if one in shown}, f"{name}-input"
+            other = next((one for one in sorted(mine) if one not in before), None)
+            if other is None and mine and own in before and own not in mine:
+                other = min(mine)
+            if other is not None:
+                raise FlowError(
+                    f"{dataset.where}: {name} has rows already, and would read {shown[other]} as input {other}, which it did not "
+                    "before: its rows could come twice. An input has the name of the first dataset that reads it in one way: "
+                    "leave that dataset as it was, or give the edited one another name"
+                )
 
     def _compare_tables(self, job: Job, tables: list[Input]) -> None:
         """Runs an epoch with the rows of tables that are there more, or less, than recorded, if there are any."""

@@ -28,16 +28,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
-from nosync.lsm.errors import InvalidInputError, NotAvailableError
+from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf, parse_as_of
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
+from nosync.spark.schemas import spark_schema
 from nosync.spark.versions import arrow_schema
 from nosync.stores import open_to_read
 
@@ -207,8 +207,9 @@ class NosyncDataSource(ds.DataSource):
     def schema(self) -> StructType:
         options = Options(self.options)
         with options.open() as store:
-            schema = store.schema(options.stage, options.as_of, branch=options.branch)
-        found = from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
+            as_of = options.ending_epoch if options.change_feed else options.as_of
+            schema = store.schema(options.stage, as_of, branch=options.branch)
+        found = spark_schema(_with_change_columns(schema) if options.change_feed else schema, f"stage {options.stage}")
         return _of_catalog(found, options.given) if options.is_of_catalog else found
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
@@ -251,12 +252,20 @@ def _read(
             )  # fmt: skip
         else:
             table = store.read(options.stage, part.until, shard=part.shard, branch=options.branch)
+    missing = next((name for name in schema.names if name not in table.column_names), None)
+    if missing is not None:
+        raise SchemaError(
+            f"stage {options.stage} has no column {missing!r} there; it has {', '.join(table.column_names)}. Where an upgrade "
+            "gave it other columns since, make the DataFrame, or the table of the catalog, again; or ask for an epoch before it"
+        )
+    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others. Filters are of values as
+    # Spark has them.
+    table = table.select(schema.names).cast(arrow_schema(schema))
     for wanted in filters:
         name, value = _column_and_value(wanted)
         column = table.column(name)
         table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
-    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others.
-    yield from table.select(schema.names).cast(arrow_schema(schema)).to_batches()
+    yield from table.to_batches()
 
 
 def _column_and_value(comparison: Any) -> tuple[str, Any]:
@@ -293,6 +302,11 @@ class Reader(ds.DataSourceReader):
         if until is None:
             raise NotAvailableError(f"{options.path}: no epoch is sealed yet; give asOf or endingEpoch")
         start = options.starting_epoch
+        if start is not None and start > until:
+            last = "the newest epoch is" if options.ending_epoch is None else "endingEpoch is"
+            raise InvalidInputError(
+                f"option startingEpoch={start} is after the last epoch that is asked for: {last} {until}"
+            )
         return _partitions(options, BEFORE_FIRST_EPOCH if start is None else start - 1, until)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ from pyspark.logger import PySparkLogger
 
 from nosync.lsm.errors import NosyncError, decode_failure
 
-_LOG_OF_QUERIES = "SQLQueryContextLogger"
+_LOGS_OF_QUERIES = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
 """What Py4J has before the message of an exception of Java's."""
 _FRAME = re.compile(r"\s+at \S+\(")
@@ -62,13 +62,15 @@ def first_line(error: Exception) -> str:
 @contextmanager
 def without_log() -> Iterator[None]:
     """Keeps Spark's Python side from printing errors of queries with their traces: whoever catches them says what is wrong."""
-    log = PySparkLogger.getLogger(_LOG_OF_QUERIES)  # a plain logger of that name would break Spark's errors
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    logs = [PySparkLogger.getLogger(name) for name in _LOGS_OF_QUERIES]  # a plain one would break Spark's errors
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def interruption_in(text: str) -> NosyncError | None:

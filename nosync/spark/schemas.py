@@ -52,6 +52,21 @@ def parse_ddl(text: str) -> pa.Schema:
     return arrow_schema(schema)
 
 
+def spark_schema(schema: pa.Schema, what: str) -> StructType:
+    """Returns columns as Spark has them. `what`: whose they are. Raises SchemaError naming one of a type that Spark does not
+    have.
+    """
+    for field in schema:
+        try:
+            from_arrow_type(field.type)
+        except PySparkTypeError:
+            raise SchemaError(
+                f"{what}: column {field.name!r} is {field.type}, and Spark does not read that: cast it, in the stage, to a type "
+                "that Spark has. store.read() and `nosync get` have it as it is"
+            ) from None
+    return from_arrow_schema(schema)
+
+
 def check_readable(stage: BoundStage) -> None:
     """Raises SchemaError where a stage has columns that Spark does not read: they can be recorded all the same."""
     for column in stage.output:

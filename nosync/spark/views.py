@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.flow.kinds import is_shown
-from nosync.lsm.errors import InvalidInputError, NotAvailableError
+from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 from nosync.spark.data_source import FORMAT, register
 from nosync.spark.expressions import quoted
+from nosync.spark.schemas import spark_schema
 from nosync.stores import open_to_read
+
+log = logging.getLogger("nosync")
 
 
 def views(
@@ -47,7 +50,12 @@ def _made(spark: SparkSession, store: Store, as_of: AsOf | None, branch: str, pr
         )
     found: dict[str, str] = {}
     for stage in sorted({entry.id.trace.stage for entry in manifest.entries if is_shown(entry.id.trace.stage)}):
-        reader = spark.read.format(FORMAT).schema(from_arrow_schema(store.schema(stage, t, branch=branch)))
+        try:
+            schema = spark_schema(store.schema(stage, t, branch=branch), f"stage {stage}")
+        except SchemaError as error:  # the others can be asked for all the same
+            log.warning("no view is made of it: %s", error)
+            continue
+        reader = spark.read.format(FORMAT).schema(schema)
         reader = reader.option("stage", stage).option("branch", branch).option("asOf", t)
         name = quoted(prefix + stage)
         reader.load(store.source_path).createOrReplaceTempView(name)

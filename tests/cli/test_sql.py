@@ -24,6 +24,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "delays", t=t, rows=pa.table({"origin": ["JFK", "LGA"], "mean": [1.5 + t, 2.0]}), key=["origin"]
             )
             store.append("by-day", t=t, rows=pa.table({"day": [t], "n": [10 * t]}), key=["day"])
+            nanos = pa.array([t + 1], pa.timestamp("ns", "UTC"))
+            store.append("nanos", t=t, rows=pa.table({"id": [t], "at": nanos}), key=["id"])
+            store.append("odd", t=t, rows=pa.table({"id": [t], "n": pa.array([t], pa.uint8())}), key=["id"])
             store.seal(t)
     return root
 
@@ -59,6 +62,8 @@ def test_nothing_is_changed(path: Path, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["SELECT mea FROM delays"], "UNRESOLVED_COLUMN"),
+        (["SELECT * FROM nanos"], "would lose data"),
+        (["SELECT * FROM odd"], "TABLE_OR_VIEW_NOT_FOUND"),
         (["SELECT 1", "--as-of", "9"], "9"),
         (["SELECT 1", "--branch", "x"], "'x'"),
         (["SELECT 1", "--csv", "--json"], "two formats"),

@@ -203,3 +203,34 @@ def test_an_edit_that_would_lose_the_state_of_a_streaming_table_is_refused(
     project.give("s", [{"k": "b", "n": 3, "at": "2026-01-02T00:00:00Z"}])
     project.run()
     assert project.rows("s") == counted(("a", "A") if what == "duplicates" else ("a", 3))
+
+
+def test_an_input_that_two_datasets_read_stays_that_of_both(spark: SparkSession, tmp_path: Path) -> None:
+    """It has the name of the first that reads it: an edit of that one would let the other read it from its beginning."""
+    read = "spark.readStream.schema('k string').json('data/s')"
+    other = "@dp.table\ndef b():\n    return " + read.replace("data/s", "data/{}")
+    project = Project(tmp_path, spark, t=f"@dp.table\ndef a():\n    return {read}\n\n{other.format('s')}")
+    for stream in "su":
+        project.give(stream, [{"k": stream}])
+    project.run()
+    edited = read.replace(".schema", ".option('maxFilesPerTrigger', 10).schema")
+    project.write("t", f"@dp.table\ndef a():\n    return {edited}\n\n{other.format('s')}")
+    with pytest.raises(
+        nosync.FlowError, match=r"t.py:11: b has rows already, .* as input b-input, which it did not before"
+    ):
+        project.run()
+    project.write("t", f"@dp.table\ndef a():\n    return {read}\n\n{other.format('s')}.where(\"k <> 'x'\")")
+    project.give("s", [{"k": "x"}])
+    project.run()
+    assert (project.rows("a"), project.rows("b")) == (counted(("s",), ("x",)), counted(("s",)))
+
+
+def test_a_dataset_does_not_go_on_with_the_offsets_of_another(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.table\ndef {}():\n    return spark.readStream.schema('k string').json('data/{}/*')\n\n"
+    project = Project(tmp_path, spark, t=text.format("a", "s") + text.format("b", "u"))
+    for stream in "su":
+        project.give(stream, [{"k": stream}])
+    project.run()
+    project.write("t", text.format("a", "u") + text.format("b", "u"))
+    with pytest.raises(nosync.FlowError, match="b has rows already, .* as input a-input, which it did not before"):
+        project.run()

@@ -113,3 +113,58 @@ def test_the_change_feed_as_a_stream(spark: SparkSession, store: nosync.Store, t
 def test_mistakes(spark: SparkSession, store: nosync.Store, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):  # Spark wraps what a data source raises
         _load(spark, store, **options).collect()
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_filters_are_of_times_as_spark_has_them(spark: SparkSession, open_store: OpenStore, unit: str) -> None:
+    store = open_store()
+    at = pa.array([3, 4], pa.int64()).cast(pa.timestamp("s", "UTC")).cast(pa.timestamp(unit, "UTC"))
+    store.append("s", t=0, rows=pa.table({"id": [1, 2], "at": at}), key=["id"])
+    store.seal(0)
+    rows = _load(spark, store, stage="s")
+    cached = rows.cache()
+    for comparison in ("=", ">", ">=", "<", "<="):
+        for fraction in ("", ".0005", ".5"):
+            condition = f"at {comparison} timestamp_seconds(3) + INTERVAL 0{fraction} SECOND"
+            literal = f"at {comparison} TIMESTAMP '1970-01-01 00:00:03{fraction}Z'"
+            expected = sorted(row.id for row in cached.where(condition).collect())
+            assert sorted(row.id for row in _load(spark, store, stage="s").where(literal).collect()) == expected, (
+                literal
+            )
+    cached.unpersist()
+
+
+def test_a_column_that_spark_has_no_type_for(
+    spark: SparkSession, open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store()
+    for stage, type_ in (("odd", pa.uint8()), ("plain", pa.int16())):
+        store.append(stage, t=0, rows=pa.table({"id": [1], "n": pa.array([7], type_)}), key=["id"])
+    store.seal(0)
+    assert nosync.views(spark, store, prefix="typed_") == {"plain": "typed_plain"}
+    assert "stage odd: column 'n' is uint8, and Spark does not read that" in caplog.text
+    assert spark.sql("SELECT n FROM typed_plain").collect()[0].n == 7
+    spark.catalog.dropTempView("typed_plain")
+    with pytest.raises(Exception, match="stage odd: column 'n' is uint8, and Spark does not read that"):
+        _load(spark, store, stage="odd")
+
+
+def test_the_feed_of_epochs_before_other_columns_came(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store(retain=10)
+    store.append("s", t=0, rows=pa.table({"id": [1], "n": [1]}), key=["id"])
+    store.seal(0)
+    before = _load(spark, store, stage="s")
+    store.append("s", t=1, rows=pa.table({"id": [2], "n": [2], "more": [3]}), key=["id"])
+    store.seal(1)
+    feed = _load(spark, store, stage="s", readChangeFeed="true", endingEpoch=0)
+    assert "more" not in feed.columns
+    assert [row.id for row in feed.collect()] == [1]
+    assert sorted(row.id for row in before.collect()) == [1, 2], "of the columns that it was made with"
+    with pytest.raises(Exception, match="stage s has no column 'other' there; it has id, n, more"):
+        spark.read.format("nosync").schema("id bigint, other bigint").option("stage", "s").load(
+            store.source_path
+        ).collect()
+    with pytest.raises(
+        Exception, match="startingEpoch=9 is after the last epoch that is asked for: the newest epoch is 1"
+    ):
+        _load(spark, store, stage="s", readChangeFeed="true", startingEpoch=9).collect()
