@@ -43,6 +43,10 @@ class _Keys:
     rows: pa.RecordBatch
     hashes: U32
 
+    def where(self, wanted: Bools) -> _Keys:
+        at = np.flatnonzero(wanted)
+        return _Keys(take_batch(self.rows, at), self.hashes[at])
+
     def without(self, hashes: U32, keys: list[pa.Array], key: tuple[str, ...]) -> _Keys:
         """Returns those whose key is none of these."""
         mine = [self.rows.column(name) for name in key]
@@ -95,21 +99,35 @@ def _updated(given: OperatorInput) -> _Updated:
     found = given.state.find(pa.table(keys, names=list(stage.key)), hashes)
     touched = _Keys(found.data.select(stage.schema.names), hashes[found.found])
     fired, over = _due(given, options, keys, hashes)
-    state = pa.Table.from_batches([touched.rows, fired.rows])
+    ends = over.where(_fires_before_its_end(over, options))
+    state = pa.Table.from_batches([touched.rows, fired.rows, ends.rows])
     result, outputs = _called(given, options, rows, state)
     made = arrange(result, stage.key, whose=f"{given.id}: the returned state")
     new = pa.Table.from_batches([made.batch]).select(options.shown.names)
-    _check_keys(given, new, made.hashes, keys, hashes, fired)
+    _check_keys(given, new, made.hashes, keys, hashes, fired, ends)
+    left = match_keys(ends.hashes, key_arrays(ends.rows, stage), made.hashes, key_arrays(as_batch(new), stage)) < 0
+    new, new_hashes = new.filter(pa.array(left)), made.hashes[left]
     new = _with_due(given, options, new)
     if options.ttl_us is not None:
         times = _newest(rows, stage.window.time, groups) if stage.window is not None else np.empty(0, dtype=np.int64)
-        until = _until(given, new, made.hashes, state, keys, hashes, times)
+        until = _until(given, new, new_hashes, state, keys, hashes, times)
         new = new.append_column(UNTIL_COLUMN, until)
     new = new.select(stage.schema.names)
     old = as_batch(pa.Table.from_batches([touched.rows, fired.rows, over.rows]))
     old_hashes = np.concatenate([touched.hashes, fired.hashes, over.hashes])
     expired = np.arange(len(old)) >= len(old) - len(over.rows)
-    return _Updated(new, made.hashes, old, old_hashes, expired, outputs)
+    return _Updated(new, new_hashes, old, old_hashes, expired, outputs)
+
+
+def _fires_before_its_end(over: _Keys, options: TimedUpdateOptions) -> Bools:
+    """Returns of keys whose time to live is over whether their timer was due before: then it fires, as it does where an epoch
+    ends between the two.
+    """
+    if options.timer is None or options.ttl_us is None:
+        return np.zeros(len(over.hashes), dtype=np.bool_)
+    (due, has_timer), (until, _) = (times_us(over.rows.column(name)) for name in (DUE_COLUMN, UNTIL_COLUMN))
+    fires: Bools = has_timer & (due <= until)
+    return fires
 
 
 def _due(given: OperatorInput, options: TimedUpdateOptions, keys: list[pa.Array], hashes: U32) -> tuple[_Keys, _Keys]:
@@ -185,12 +203,14 @@ def _with_due(given: OperatorInput, options: TimedUpdateOptions, new: pa.Table) 
 
 
 def _check_keys(
-    given: OperatorInput, new: pa.Table, new_hashes: U32, keys: list[pa.Array], hashes: U32, fired: _Keys
+    given: OperatorInput, new: pa.Table, new_hashes: U32, keys: list[pa.Array], hashes: U32, *others: _Keys
 ) -> None:
+    """Raises StageError where the function returned a key that is neither of the epoch nor one of the others."""
     stage = given.stage
     mine = [as_array(new.column(name)) for name in stage.key]
-    known = [pa.concat_arrays(pair) for pair in zip(keys, key_arrays(fired.rows, stage), strict=True)]
-    at = match_keys(np.concatenate([hashes, fired.hashes]), known, new_hashes, mine)
+    of_others = [key_arrays(one.rows, stage) for one in others]
+    known = [pa.concat_arrays(several) for several in zip(keys, *of_others, strict=True)]
+    at = match_keys(np.concatenate([hashes, *(one.hashes for one in others)]), known, new_hashes, mine)
     if (at < 0).any():
         stranger = new.slice(int(np.flatnonzero(at < 0)[0]), 1).select(list(stage.key)).to_pylist()[0]
         raise stage_error(

@@ -195,3 +195,29 @@ def test_what_does_not_fit_is_refused_where_it_is_declared() -> None:
         counted.update("u", key=["k"], state="n bigint", fn=count, time="at", watermark="1 hour")
     with pytest.raises(FlowError, match="stage events has no output 'more'; outputs: none"):
         source.output("more")
+
+
+@pytest.mark.parametrize("timer_hours", [1, 2, 3])
+@pytest.mark.parametrize("steps", [[600], [90, 600], [30, 60, 119, 120, 121, 180, 600]])
+def test_a_timer_that_is_due_before_the_state_ends_fires_however_epochs_are_cut(
+    steps: list[int], timer_hours: int
+) -> None:
+    def watch(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> Any:
+        if state and state["_timer_fired"]:
+            return {"due": None}, {"silent": [{"k": key[0]}]}
+        return {"due": max(row["at"] for row in changes) + timer_hours * 60 * MINUTE}, {}
+
+    flow = nosync.Dataflow("f")
+    watched = flow.source("events", COLUMNS).update_per_key(
+        "watched", key=["k"], state="due timestamp", fn=watch, time="at", watermark="0 minutes", timer="due",
+        ttl="2 hours", outputs={"silent": "k string"},
+    )  # fmt: skip
+    watched.output("silent").aggregate("alerts", key=["k"], n=nosync.count())
+    with running(flow, 1) as runner:
+        runner.advance(0, events([("a", 0, 1)]))
+        for t, step in enumerate([*steps, 601], 1):
+            runner.advance(t, events([("z", step, 1)]))
+        runner.advance(t + 1, events([]))
+        alerts = {row["k"]: row["n"] for row in runner.read("alerts", t + 1).to_pylist()}
+        assert alerts.get("a", 0) == (1 if timer_hours <= 2 else 0)
+        assert "a" not in {row["k"] for row in runner.read("watched", t + 1).to_pylist()}
