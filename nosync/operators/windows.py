@@ -45,6 +45,7 @@ from nosync.operators.base import (
     rows_that_are_there,
     weights_of,
 )
+from nosync.operators.operators import lone_updates_named
 
 
 def apply_watermark(given: OperatorInput) -> OperatorOutput:
@@ -82,9 +83,9 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
 
 
 def apply_late(given: OperatorInput) -> OperatorOutput:
-    """Returns the rows that came after their window had closed."""
-    is_late = late_rows(given.rows, _window(given), given.late_us)
-    late = given.rows.filter(pa.array(is_late)).drop_columns([HASH64_COLUMN])
+    """Returns the rows that came after their window had closed. Of an update only one half may be late."""
+    at = np.flatnonzero(late_rows(given.rows, _window(given), given.late_us))
+    late = lone_updates_named(given.rows.take(pa.array(at)), at).drop_columns([HASH64_COLUMN])
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from typing import Any
 
@@ -194,3 +195,19 @@ def test_nan_is_the_largest_value_in_every_epoch(changing: bool, ddl: str) -> No
             tester.advance({"s": pa.table({"id": ids, "k": list(values), "v": pa.array(values.values(), type_)})})
         found = {row["k"]: (str(row["least"]), str(row["most"])) for row in tester.read("ends").to_pylist()}
     assert found == {1: ("2.0", "nan"), 2: ("-3.0", "nan"), 3: ("nan", "nan"), 4: ("-1.0", "0.5")}
+
+
+def test_a_change_whose_one_half_is_late_is_a_deletion_or_an_insertion() -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.table("t", "id bigint, at timestamp, x bigint", key=["id"])
+    rows.window("w", key=[], time="at", size="10 minutes", watermark="0 seconds", n=nosync.count())
+
+    def given(id_: int, minute: int) -> dict[str, Any]:
+        return {"id": id_, "at": dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(minutes=minute), "x": minute}
+
+    with FlowTester(flow) as tester:
+        for n, minute in ((1, 1), (2, 30), (3, 31), (1, 40), (1, 2)):
+            tester.advance({"t": [given(n, minute)]})
+        changes = tester.changes("w__late", -1, 4).to_pylist()
+    # From a closed window into an open one, and back.
+    assert [(row["_epoch"], row["_change_type"], row["x"]) for row in changes] == [(3, "delete", 1), (4, "insert", 2)]
