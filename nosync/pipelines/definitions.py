@@ -30,6 +30,7 @@ from nosync.pipelines.datasets import (
     Dataset,
     Query,
 )
+from nosync.pipelines.inputs import sql_of
 from nosync.pipelines.reading import ProjectPlanner
 from nosync.pipelines.sinks import sink_of
 from nosync.pipelines.spec import Spec
@@ -297,7 +298,7 @@ class Definitions(GraphElementRegistry):
 def _columns_of(plan: Node) -> str | None:
     """Returns the columns that a statement declares, as DDL."""
     columns = items(plan.columns())
-    return ", ".join(f"`{one.name()}` {one.dataType().sql()}" for one in columns) or None
+    return ", ".join(f"`{one.name()}` {sql_of(one.dataType())}" for one in columns) or None
 
 
 def _text_of(file: Path) -> str:

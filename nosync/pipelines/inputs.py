@@ -29,6 +29,8 @@ _AS_JSON = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 """Rows as texts, which tell apart all that is told apart in rows: by itself Spark writes milliseconds."""
+_INSTANT = re.compile(r"(?<![^<:, ])TIMESTAMP(?=$|[>, ])")
+"""The type where it stands: at the beginning, or in a list, a map or a struct. A field of that name has a colon after it."""
 _WITHOUT_ROWS = ("OneRowRelation", "View")
 
 
@@ -97,7 +99,7 @@ class Inputs:
     def _add(self, flow: Dataflow, name: str, leaf: Node) -> None:
         outputs = items(leaf.output())
         columns = _renamed([str(one.name()) for one in outputs], _shown(leaf))
-        types = [str(one.dataType().sql()) for one in outputs]
+        types = [sql_of(one.dataType()) for one in outputs]
         ddl = ", ".join(f"{quoted(column)} {type_}" for column, type_ in zip(columns, types, strict=True))
         is_stream = bool(leaf.isStreaming())
         if is_stream:
@@ -158,7 +160,12 @@ def changes_of(one: Input, frame: DataFrame, recorded: DataFrame | None) -> Data
 
 def types_of(frame: DataFrame) -> Mapping[str, str]:
     """Returns Spark's types of a DataFrame's columns."""
-    return {str(one.name()): str(one.dataType().sql()) for one in items(frame._jdf.schema())}
+    return {str(one.name()): sql_of(one.dataType()) for one in items(frame._jdf.schema())}
+
+
+def sql_of(type_: Node) -> str:
+    """Returns a type as SQL that means it whatever `spark.sql.timestampType` says: Spark writes an instant as TIMESTAMP."""
+    return _INSTANT.sub("TIMESTAMP_LTZ", str(type_.sql()))
 
 
 def _shown(leaf: Node) -> str:

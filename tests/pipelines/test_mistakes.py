@@ -10,6 +10,7 @@ import pytest
 from packaging.version import Version
 
 import nosync
+from nosync.spark.session import conf_set
 from tests.pipelines.projects import Project
 from tests.pipelines.texts import MORE, counted
 
@@ -234,3 +235,22 @@ def test_a_dataset_does_not_go_on_with_the_offsets_of_another(spark: SparkSessio
     project.write("t", text.format("a", "u") + text.format("b", "u"))
     with pytest.raises(nosync.FlowError, match="b has rows already, .* as input a-input, which it did not before"):
         project.run()
+
+
+@pytest.mark.long
+def test_instants_stay_instants_where_a_timestamp_is_one_without_a_zone(spark: SparkSession, tmp_path: Path) -> None:
+    read = "spark.readStream.schema('k string, t timestamp_ltz, s struct<t: timestamp_ltz>, n timestamp_ntz').json('data/s')"
+    project = Project(
+        tmp_path, spark,
+        a=f"@dp.table\ndef a():\n    return {read}",
+        b="CREATE MATERIALIZED VIEW b (k STRING, t TIMESTAMP_LTZ, n TIMESTAMP) AS SELECT k, t, n FROM a;",
+    )  # fmt: skip
+    project.give(
+        "s", [{"k": "x", "t": "2026-01-01T00:00:00Z", "s": {"t": "2026-01-01T00:00:00Z"}, "n": "2026-01-01T00:00:00"}]
+    )
+    with conf_set(spark, {"spark.sql.timestampType": "TIMESTAMP_NTZ"}):
+        project.run()
+    with nosync.open(tmp_path / "store", read_only=True) as store:
+        assert str(store.schema("a").field("t").type) == "timestamp[us, tz=UTC]"
+        assert str(store.schema("b").field("t").type) == "timestamp[us, tz=UTC]"
+        assert str(store.schema("b").field("n").type) == "timestamp[us]"
