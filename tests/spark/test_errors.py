@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+import nosync
 from nosync.lsm.errors import FlowError
 from nosync.spark.errors import reason_of
 from nosync.spark.session import check_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOST = (
     "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage 1.0 "
@@ -58,3 +64,17 @@ def test_a_session_of_spark_connect_is_refused_in_one_line_of_ours() -> None:
     with pytest.raises(FlowError, match=r"spark= is a session of Spark Connect.*builder\.master") as refused:
         check_session(Remote())
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.spark
+def test_an_error_of_a_dataframe_leaves_no_trace_on_the_screen(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark's Python side would log it as JSON, with the trace of the JVM, before nosync says it in a line."""
+    from pyspark.sql import functions as F
+
+    flow = nosync.Dataflow("f")
+    flow.source("t", "n int")
+    with pytest.raises(nosync.FlowError, match="nope"):
+        flow.view("v", lambda t: t["t"].where(F.col("nope") > 1), spark=spark)
+    assert "nope" not in capfd.readouterr().err
