@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from rich.markup import escape
 
 from nosync.checkpoints import api
 from nosync.checkpoints.api import CheckpointStatus
@@ -82,20 +83,31 @@ def list_(store: Path, as_json: bool) -> None:
     """List the checkpoints that are kept."""
     if not store.is_dir():
         raise InvalidInputError(f"{store} is not there: give the data directory that keeps checkpoints")
-    found = [api.checkpoint(name, store).status(last=0) for name in api.checkpoints(store)]
+    found, damaged = list[CheckpointStatus](), dict[str, str]()
+    for name in api.checkpoints(store):
+        try:
+            found.append(api.checkpoint(name, store).status(last=0))
+        except NosyncError as error:  # the others are shown all the same
+            damaged[name] = str(error)
     if as_json:
-        print_json(
-            [
-                {"name": s.name, "committed": s.committed, "newest": s.newest, "safe": s.safe, "bytes": s.size_bytes}
-                for s in found
-            ]
-        )
+        shown = [
+            {
+                "name": s.name, "committed": s.committed, "newest": s.newest, "safe": s.safe, "bytes": s.size_bytes,
+                "problem": s.problem,
+            }
+            for s in found
+        ]  # fmt: skip
+        print_json([*shown, *({"name": name, "problem": problem} for name, problem in damaged.items())])
         return
     table = table_of("checkpoint", "committed>", "safe>", "files>", "size>")
     for s in found:
         safe = "unknown" if s.problem else _number(s.safe)
         table.add_row(s.name, _number(s.committed), safe, f"{s.files:,}", size_text(s.size_bytes))
-    out.print(table if found else f"{store} keeps no checkpoint")
+    for name in damaged:
+        table.add_row(name, "unknown", "unknown", "", "")
+    out.print(table if found or damaged else f"{store} keeps no checkpoint")
+    for name, problem in damaged.items():
+        err.print(f"[red]problem:[/] {escape(name)}: {escape(problem)}", soft_wrap=True)
 
 
 @checkpoint.command()

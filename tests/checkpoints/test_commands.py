@@ -78,6 +78,24 @@ def test_pins_on_the_command_line(kept: FakeQuery, tmp_path: Path, capsys: pytes
     assert "has no pin 'good'" in err
 
 
+def test_a_damaged_checkpoint_hides_no_other(
+    kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    with nosync.checkpoints.watch(kept.root, data, name="another"):
+        pass
+    nosync.checkpoint("another", data).pin("p")
+    (pin,) = (data / "checkpoints" / "another" / "pins").iterdir()
+    pin.write_text("torn")
+    code, out, err = run(capsys, "checkpoint", "list", "--store", data)
+    assert code == 0
+    assert "words" in out
+    assert "another" in out
+    assert "problem: another:" in " ".join(err.split())
+    found = json.loads(run(capsys, "checkpoint", "list", "--json", "--store", data)[1])
+    assert {one["name"]: bool(one["problem"]) for one in found} == {"words": False, "another": True}
+
+
 @pytest.mark.parametrize("option", [["--remove"], ["--at", "1"]])
 def test_what_is_of_a_pin_needs_its_name(
     kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
