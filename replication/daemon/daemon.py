@@ -104,10 +104,10 @@ class Daemon:
             self.stop()
             self._forget()
             raise
-        log.info("node %s serves %s on %s", self.config.node, self.config.data, self.servers.address)
         soon = None if self._expiry is None else self._expiry.warning(datetime.datetime.now(datetime.UTC))
         if soon is not None:
             log.warning("%s", soon)
+        log.info("node %s serves %s on %s", self.config.node, self.config.data, self.servers.address)
 
     def _forget(self) -> None:
         if self._is_first:

@@ -20,7 +20,7 @@ from nosync.replication.transport import certs
 from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
-from nosync.testing.daemon_cluster import free_ports, running
+from nosync.testing.daemon_cluster import eventually, free_ports, running
 
 
 def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,13 +168,15 @@ def test_a_certificate_that_runs_out_soon_is_told(
     with running(tmp_path / "nodes", ("n1",), replicas=1, extra=extra) as daemons:
         main(["status", str(daemons.data("n1"))])
         shown = " ".join(capsys.readouterr().err.split())
+        log = tmp_path / "nodes" / "n1.log"
+        eventually("it serves", lambda: "node n1 serves" in log.read_text())  # metrics come after its address is told
         text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
-        log = (tmp_path / "nodes" / "n1.log").read_text()
+        told = log.read_text()
     (line,) = (line for line in text.splitlines() if line.startswith("nosync_certificate_end_seconds "))
     assert abs(float(line.split()[1]) - end.timestamp()) < 120
     assert (f"n1.pem runs out in {days} days" in shown) == is_soon
     assert ("nosync_problems 1.0" in text) == is_soon
-    assert ("and restart the daemon with it" in log) == is_soon
+    assert ("and restart the daemon with it" in told) == is_soon
 
 
 @pytest.mark.parametrize(
