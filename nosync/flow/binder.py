@@ -181,7 +181,8 @@ class _Binder:
                     "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
                 )
         options = TableOptions(stage.arguments.table) if isinstance(stage.arguments, TableArguments) else NO_OPTIONS
-        bound = self._bindings.stage(stage, schema, changing=False, options=options, described=str(schema) + self._salt)
+        described = str(self._bindings.declared(stage)) + self._salt
+        bound = self._bindings.stage(stage, schema, changing=False, options=options, described=described)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         if self._placements is None:
             placed_by = self._first_key(stage.name, schema)

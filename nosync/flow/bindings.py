@@ -36,7 +36,7 @@ from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import Window
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, is_internal, plain
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, is_internal, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 
 ParseDdl = Callable[[str], pa.Schema]
@@ -162,7 +162,13 @@ class Bindings:
         return Stage(self.flow, name, kind, (input,), persist=stage.persist, loop=stage.loop)
 
     def parse(self, stage: Stage) -> pa.Schema:
-        """Returns the columns that a stage's DDL declares."""
+        """Returns the columns that a stage's DDL declares. What is inside of a column may be null, also where the DDL says
+        NOT NULL: a null struct has null in all of its fields.
+        """
+        return pa.schema([field.with_type(nullable(field.type)) for field in self.declared(stage)])
+
+    def declared(self, stage: Stage) -> pa.Schema:
+        """Returns the columns just as a stage's DDL says them."""
         try:
             schema = self._parse_ddl(stage.schema or "")
         except NosyncError:

@@ -31,7 +31,7 @@ from nosync.lsm.errors import InvalidInputError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.trace.change_feed import INSERT
 from nosync.spark.session import is_of_connect
-from nosync.spark.versions import arrow_schema
+from nosync.spark.versions import arrow_schema, declared_schema
 
 log = logging.getLogger("nosync")
 
@@ -49,7 +49,7 @@ def parse_ddl(text: str) -> pa.Schema:
         raise SchemaError("no columns are declared, expected some such as 'name string, n bigint'")
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
-    return arrow_schema(schema)
+    return declared_schema(schema)
 
 
 def spark_schema(schema: pa.Schema, what: str) -> StructType:

@@ -17,9 +17,13 @@ _IN_UTC: Mapping[str, Any] = {"timezone": "UTC"} if "timezone" in _PARAMETERS el
 """4.1 knows UTC or none, later ones any zone."""
 
 
+def declared_schema(schema: StructType) -> pa.Schema:
+    """Returns Spark's columns as Arrow's, with timestamps in UTC, just as they are declared."""
+    return to_arrow_schema(schema, **_IN_UTC)
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Returns Spark's columns as Arrow's, with timestamps in UTC. What is inside of a column may be null: a null struct has
     null in all of its fields, and Arrow does not cast that to fields that may not.
     """
-    found = to_arrow_schema(schema, **_IN_UTC)
-    return pa.schema([field.with_type(nullable(field.type)) for field in found])
+    return pa.schema([field.with_type(nullable(field.type)) for field in declared_schema(schema)])

@@ -118,3 +118,12 @@ def test_structs_that_are_null_and_have_fields_that_are_not(
         assert sorted(job.read("by_struct").collect(), key=str) == sorted(expected, key=str)
     finally:
         spark.catalog.dropTempView("t")
+
+
+def test_what_may_be_null_inside_is_no_other_source(spark: SparkSession, open_store: OpenStore) -> None:
+    """Stores of versions that took NOT NULL by the letter go on: their sources have the fingerprints that they had."""
+    flow = nosync.Dataflow("f")
+    flow.table("t", "id int, s struct<a: int not null, b: string>", key=["id"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    assert job.flow.stages["t_changes"].fingerprint == "b8ef6be6792cf4c5"
+    assert str(job.flow.stages["t"].schema.field("s").type) == "struct<a: int32, b: string>"
