@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from nosync.flow.dataflow import Dataflow
@@ -29,6 +29,7 @@ _AS_JSON = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 """Rows as texts, which tell apart all that is told apart in rows: by itself Spark writes milliseconds."""
+_TIMESTAMP_TYPE = "spark.sql.timestampType"
 _INSTANT = re.compile(r"(?<![^<:, ])TIMESTAMP(?=$|[>, ])")
 """The type where it stands: at the beginning, or in a list, a map or a struct. A field of that name has a colon after it."""
 _WITHOUT_ROWS = ("OneRowRelation", "View")
@@ -164,8 +165,12 @@ def types_of(frame: DataFrame) -> Mapping[str, str]:
 
 
 def sql_of(type_: Node) -> str:
-    """Returns a type as SQL that means it whatever `spark.sql.timestampType` says: Spark writes an instant as TIMESTAMP."""
-    return _INSTANT.sub("TIMESTAMP_LTZ", str(type_.sql()))
+    """Returns a type as SQL. Spark writes an instant as TIMESTAMP, which is read as another type where
+    `spark.sql.timestampType` says so: there it is TIMESTAMP_LTZ. Elsewhere it stays, for sources are known by their text.
+    """
+    text = str(type_.sql())
+    is_other = str(SparkSession.active().conf.get(_TIMESTAMP_TYPE)).upper() == "TIMESTAMP_NTZ"
+    return _INSTANT.sub("TIMESTAMP_LTZ", text) if is_other else text
 
 
 def _shown(leaf: Node) -> str:

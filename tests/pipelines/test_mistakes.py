@@ -254,3 +254,5 @@ def test_instants_stay_instants_where_a_timestamp_is_one_without_a_zone(spark: S
         assert str(store.schema("a").field("t").type) == "timestamp[us, tz=UTC]"
         assert str(store.schema("b").field("t").type) == "timestamp[us, tz=UTC]"
         assert str(store.schema("b").field("n").type) == "timestamp[us]"
+    # Sources are known by their text, which is as it was in stores of earlier versions elsewhere.
+    assert "`t` TIMESTAMP," in str(project.declare().flow["a-input"].schema)
