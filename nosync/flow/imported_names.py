@@ -19,6 +19,8 @@ _INSTALLED = tuple(
         if (found := sysconfig.get_path(name))
     }
 )
+_BY_NAME = (*sys.builtin_module_names, "nosync")
+"""Packages that count as installed wherever they are."""
 
 
 def is_installed(module: str | None) -> bool:
@@ -27,7 +29,7 @@ def is_installed(module: str | None) -> bool:
     """
     if module == "__main__":
         return False
-    if module is None or module.partition(".")[0] in (*sys.builtin_module_names, "nosync"):
+    if module is None or module.partition(".")[0] in _BY_NAME:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
@@ -51,6 +53,8 @@ def imported_by(function: types.FunctionType) -> dict[str, Any]:
             module = importlib.util.resolve_name("." * level + name, package)
         except ImportError:  # beyond the package: it will fail where it runs
             continue
+        if _is_of_installed(module):
+            continue
         for one in (module, *(f"{module}.{part}" for part in taken), *_above(module)):
             loaded = _of_user(one)
             if loaded is not None:
@@ -58,6 +62,22 @@ def imported_by(function: types.FunctionType) -> dict[str, Any]:
         if module in found:
             found |= {f"{module}.{part}": vars(found[module])[part] for part in taken if part in vars(found[module])}
     return dict(sorted(found.items()))
+
+
+def _is_of_installed(module: str) -> bool:
+    """Returns whether the package that a module is in, at the top, is installed. To look for a module in it would import it,
+    and a function may import a large one in its body just because that takes long.
+    """
+    top = module.partition(".")[0]
+    if top in _BY_NAME:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # it was made by hand
+        return is_installed(top)
+    if spec is None or spec.origin == "frozen":
+        return True
+    return all(map(_is_of_python, [spec.origin] if spec.origin else spec.submodule_search_locations or ()))
 
 
 def _above(module: str) -> list[str]:
@@ -72,7 +92,7 @@ def _of_user(module: str) -> types.ModuleType | None:
         return None if is_installed(module) else sys.modules[module]
     try:
         spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin in (None, "built-in", "frozen") or _is_of_python(str(spec.origin)):
+        if spec is None or spec.origin is None or _is_of_python(spec.origin):
             return None
         return importlib.import_module(module)
     except Exception:  # noqa: BLE001 - whatever its code raises, it raises where the function runs

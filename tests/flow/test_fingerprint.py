@@ -166,12 +166,34 @@ def test_what_a_function_imports_when_it_runs_counts(
     assert len(set(found)) == 3
 
 
-def test_what_is_installed_is_not_imported_for_a_fingerprint() -> None:
-    text = "def f(r):\n    import turtledemo.clock, nowhere_at_all\n    from .. import beyond\n    return r"
+@pytest.mark.parametrize(
+    "imports",
+    ["import turtledemo.clock", "from turtledemo import clock", "import nowhere_at_all", "from .. import beyond"],
+)
+def test_what_is_installed_is_not_imported_for_a_fingerprint(imports: str) -> None:
+    """Nor a package that such a module is in: what takes long is imported in a body for just that reason."""
+    text = f"def f(r):\n    {imports}\n    return r"
     function = function_of(text)
     assert imported_by(function) == {}
-    assert "turtledemo.clock" not in sys.modules
+    assert not [name for name in sys.modules if name.startswith("turtledemo")]
     assert fingerprint(function) == fingerprint(function_of(text))
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_package_without_a_file_of_its_own_is_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "space_of_users").mkdir()
+    (tmp_path / "space_of_users/h.py").write_text("def g(r): return r\n")
+    try:
+        if is_loaded:
+            importlib.import_module("space_of_users.h")
+        found = imported_by(function_of("def f(r):\n    from space_of_users.h import g\n    return g(r)"))
+        assert {"space_of_users.h", "space_of_users.h.g"} <= found.keys()
+    finally:
+        for name in ("space_of_users", "space_of_users.h"):
+            sys.modules.pop(name, None)
 
 
 STABLE = """
