@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nosync.checkpoints.restore import Restored
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 _WHOLE = (
@@ -18,8 +18,6 @@ _WHOLE = (
 """Options of `to_json` with which different values have different texts: by itself it leaves out what is below a millisecond,
 and fields that are null.
 """
-
-
 _OF_READER = ("partition_id", "key")
 
 
@@ -31,10 +29,8 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
     several rows, as on a side of a join, those that both have are left out, and of the others each is a change.
     """
     states = [spark.read.format("statestore").options(**options).load(str(view.path)) for view in (before, after)]
-    gone, come = (
-        _only_in(_texts_of(states[0]), _texts_of(states[1])),
-        _only_in(_texts_of(states[1]), _texts_of(states[0])),
-    )
+    old, new = map(_texts_of, states)
+    gone, come = _only_in(old, new), _only_in(new, old)
     places = ["partition_id", "key_text", "place"]
     both = gone.selectExpr(*places, "key AS before_key", "value AS before", "true AS is_gone").join(
         come.selectExpr(*places, "key AS after_key", "value AS after", "true AS has_come"), places, "full_outer"
@@ -50,9 +46,11 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
 
 def _texts_of(rows: DataFrame) -> DataFrame:
     """Returns the states of keys with a text of each, for keys and values may hold maps, which do not compare."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - checkpoints are kept without Spark, too
+
     rest = [name for name in rows.columns if name not in _OF_READER]
-    value = _fields_of(rows, "value") if rest == ["value"] else _struct_of(rest)
-    read = rows.selectExpr("partition_id", f"{_fields_of(rows, 'key')} AS key", f"{value} AS value")
+    value = _fields_of(rows, "value") if rest == ["value"] else F.struct(*rest)
+    read = rows.select("partition_id", _fields_of(rows, "key").alias("key"), value.alias("value"))
     return read.selectExpr(
         "*",
         f"to_json(named_struct('k', key), {_WHOLE}) AS key_text",
@@ -60,23 +58,13 @@ def _texts_of(rows: DataFrame) -> DataFrame:
     )
 
 
-def _fields_of(rows: DataFrame, column: str) -> str:
-    """Returns an expression of a column with the fields of its type: rows of a join have one more, which `to_json` meets."""
-    type_ = rows.schema[column].dataType
-    fields = [f"'{_escaped(name)}', {column}.{_quoted(name)}" for name in getattr(type_, "names", ())]
-    return f"CASE WHEN {column} IS NOT NULL THEN named_struct({', '.join(fields)}) END" if fields else column
+def _fields_of(rows: DataFrame, name: str) -> Column:
+    """Returns a column with the fields that its type has: rows of a join have one more, which `to_json` meets."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - checkpoints are kept without Spark, too
 
-
-def _struct_of(names: Sequence[str]) -> str:
-    return f"struct({', '.join(map(_quoted, names))})"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _escaped(name: str) -> str:
-    return name.replace("\\", "\\\\").replace("'", "\\'")
+    column = F.col(name)
+    fields = [column.getField(field).alias(field) for field in getattr(rows.schema[name].dataType, "names", ())]
+    return F.when(column.isNotNull(), F.struct(*fields)) if fields else column
 
 
 def _only_in(rows: DataFrame, others: DataFrame) -> DataFrame:
