@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from tests.parity.both_ways import by_nosync, by_spark
+from tests.parity.both_ways import Case, by_nosync, by_spark, flow_of
 from tests.parity.cases import CASES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 BY_NAME = {case.name: case for case in CASES}
@@ -77,3 +77,88 @@ def test_late_rows_are_recorded_and_not_dropped(tmp_path: Path) -> None:
     assert {row[-1] for row in here} == {5}
     with nosync.open(tmp_path / "nosync") as store:
         assert store.read("w__late").column("x").to_pylist() == [0]
+
+
+@pytest.mark.long("make parity")
+def test_the_earliest_of_duplicates_counts_and_not_the_first_that_came(spark: SparkSession, tmp_path: Path) -> None:
+    case = BY_NAME["within-append"]
+    batches = [{"events": rows(*((minute(n), k, n) for k, n in batch))} for batch in UNSORTED]
+    there, here = by_spark(spark, case, batches, tmp_path / "spark"), by_nosync(case, batches, tmp_path / "nosync", 1)
+    of_a = [sorted(row[-1].minute for row in found if "a" in row) for found in (there, here)]
+    assert of_a == [[8], [0, 14]]
+
+
+UNSORTED = [[("a", 8), ("a", 0)], [("z", 20)], [("z", 20)], [("a", 14)], [("z", 200)]]
+"""The later one comes first. The next one of `a` is a duplicate of that alone."""
+
+
+def minute(n: int) -> datetime.datetime:
+    return datetime.datetime(2024, 6, 1, 12, tzinfo=datetime.UTC) + datetime.timedelta(minutes=n)
+
+
+def _watched(streams: dict[str, DataFrame], timeout: str, due: bool) -> DataFrame:
+    import pandas as pd
+
+    def watch(key: Any, tables: Any, state: Any) -> Any:
+        if state.hasTimedOut:
+            yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]]})
+            state.remove()
+            return
+        tables = list(tables)
+        n = sum(map(len, tables)) + (state.get[0] if state.exists else 0)
+        state.update((n,))
+        if due:
+            state.setTimeoutTimestamp(int(max(table["at"].max().value for table in tables) // 1_000_000) + 7 * 60_000)
+        else:
+            yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+    events = streams["events"].withWatermark("at", "5 minutes").groupBy("k")
+    return events.applyInPandasWithState(
+        watch, "k string, n bigint", "n bigint", "append" if due else "update", timeout
+    )
+
+
+def _count(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
+    return {"n": len(changes) + (state["n"] if state else 0)}
+
+
+@pytest.mark.long("make parity")
+def test_rows_without_a_time_reach_the_function_in_spark_alone(spark: SparkSession, tmp_path: Path) -> None:
+    flow = flow_of(
+        lambda s: s.update_per_key("out", key=["k"], state="n bigint", fn=_count, time="at", watermark="5 minutes")
+    )
+    case = Case(
+        "no-time", "update", lambda s: _watched(s, "NoTimeout", False), flow, ["k", "n"], lambda random: [], ["k"]
+    )
+    batch = rows((minute(0), "a", 1)), pa.table({"at": pa.array([None], TYPES["at"]), "k": ["a"], "x": [2]})
+    batches = [{"events": pa.concat_tables(batch)}]
+    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter([("a", 2)])
+    assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter([("a", 1)])
+
+
+@pytest.mark.long("make parity")
+def test_a_timer_fires_at_the_watermark_and_a_timeout_of_spark_after_it(spark: SparkSession, tmp_path: Path) -> None:
+    def watch(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> Any:
+        if state and state["_timer_fired"]:
+            return None, {"silent": [{"k": key[0], "n": state["n"]}]}
+        due = max(row["at"] for row in changes) + datetime.timedelta(minutes=7)
+        return {"n": len(changes) + (state["n"] if state else 0), "due": due}, {}
+
+    def build(source: nosync.Stage) -> object:
+        watched = source.update_per_key(
+            "watched", key=["k"], state="n bigint, due timestamp", fn=watch, time="at", watermark="5 minutes", timer="due",
+            outputs={"silent": "k string, n bigint"},
+        )  # fmt: skip
+        return watched.output("silent").map("out", lambda table: table, persist="disk")
+
+    case = Case(
+        "timeout",
+        "append",
+        lambda s: _watched(s, "EventTimeTimeout", True),
+        flow_of(build),
+        ["k", "n"],
+        lambda random: [],
+    )
+    batches = [{"events": rows((minute(n), k, n))} for k, n in (("a", 0), ("z", 12), ("z", 12), ("z", 12))]
+    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter()
+    assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter([("a", 1)])

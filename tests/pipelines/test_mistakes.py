@@ -256,3 +256,37 @@ def test_instants_stay_instants_where_a_timestamp_is_one_without_a_zone(spark: S
         assert str(store.schema("b").field("n").type) == "timestamp[us]"
     # Sources are known by their text, which is as it was in stores of earlier versions elsewhere.
     assert "`t` TIMESTAMP," in str(project.declare().flow["a-input"].schema)
+
+
+TWO = """@dp.table
+def x():
+    return spark.readStream.schema('k string, n int, at timestamp').json('data/s')
+@dp.table
+def y():
+    return spark.readStream.schema('j string, seen timestamp').json('data/u')
+"""
+JOIN = """@dp.table
+def s():
+    left = spark.readStream.table('x'){}.withWatermark('at', '1 hour')
+    right = spark.readStream.table('y').withWatermark('seen', '1 hour')
+    return left.join(right, F.expr('k = j AND seen BETWEEN at AND at + INTERVAL 1 HOUR')).select('k', 'seen')
+"""
+TO_SINK = """dp.create_sink('s', 'parquet', {{'path': 'out'}})
+@dp.append_flow(target='s')
+def f():
+    return spark.readStream.table('x'){}.dropDuplicates(['k']).select('k', F.upper('k').alias('u'))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("text", "operator"), [(JOIN, "join"), (TO_SINK, "dedupe")])
+def test_so_is_one_of_a_join_and_one_of_a_sink(spark: SparkSession, tmp_path: Path, text: str, operator: str) -> None:
+    project = Project(tmp_path, spark, t=TWO + text.format(""))
+    project.give("s", [{"k": "a", "n": 1, "at": "2026-01-01T00:00:00Z"}])
+    project.give("u", [{"j": "b", "seen": "2026-01-01T00:00:00Z"}])
+    project.run()
+    project.write("t", TWO + text.format(".where('n > 0')"))
+    with pytest.raises(
+        nosync.FlowError, match=f"stage s goes on from what it gave, .* its {operator} would begin with no"
+    ):
+        project.run()
