@@ -183,7 +183,7 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
         )
         bound = bindings.stage(
             part, columns, changing=False, edge_key=stage.key, window=window, options=OutputOptions(name, state),
-            described=f"{described} of {state.fingerprint}",
+            described=f"{described} of {state.fingerprint}{bindings.named(part.name)}",
         )  # fmt: skip
         # Its rows lie in the shard of the key that they came of, and a column of that name may have any value.
         parts.append(replace(bound, beside=(state.name,), deterministic=stage.deterministic, placed_by=()))

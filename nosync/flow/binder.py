@@ -120,9 +120,9 @@ def bind(
     return BoundFlow(flow.name, flow.key_groups, bindings.stages, bindings.segments, bindings.loops)
 
 
-def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
+def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, meanings: Meanings, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, meanings=TODAYS, pinned={})
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, meanings=meanings, pinned={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)
@@ -181,7 +181,7 @@ class _Binder:
                     "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
                 )
         options = TableOptions(stage.arguments.table) if isinstance(stage.arguments, TableArguments) else NO_OPTIONS
-        described = str(self._bindings.declared(stage)) + self._salt
+        described = str(self._bindings.declared(stage)) + self._bindings.named(stage.name) + self._salt
         bound = self._bindings.stage(stage, schema, changing=False, options=options, described=described)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         if self._placements is None:

@@ -27,7 +27,7 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
-from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS, UPDATE
+from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, SOURCE, STATELESS, UPDATE
 from nosync.flow.meanings import Meanings
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
 from nosync.flow.stage import Stage
@@ -123,7 +123,12 @@ class Bindings:
             placed_by=edge_key,
             origins=origins,
             expires=forgets or self._passes_expiries(stage),
+            unnamed=stage.kind in (SOURCE, OUTPUT) and stage.name in self._meanings.unnamed,
         )
+
+    def named(self, stage: str) -> str:
+        """Returns what a fingerprint has of the name of a source, or of an output of a function."""
+        return "" if stage in self._meanings.unnamed else f" named {stage}"
 
     def _begun(self, stage: Stage, key: tuple[str, ...]) -> str:
         """Returns what a fingerprint has of where a stage begins, if that is not with the first epoch."""

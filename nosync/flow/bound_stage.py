@@ -94,6 +94,8 @@ class BoundStage:
     It is empty if there is only one, or if no window after it wants to know.
     """
 
+    unnamed: bool = field(default=False, kw_only=True)
+    """Says of a source, or of an output of a function, that its fingerprint is without its name (see `Meanings`)."""
     beside: tuple[str, ...] = ()
     """Other stages of its segment whose state before the epoch it reads."""
 

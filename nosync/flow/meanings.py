@@ -16,6 +16,10 @@ class Meanings:
     """The stages of which what was made of their rows is taken back when these expire. Today it stays."""
     strict: Collection[str] = frozenset()
     """The windows in which rows are late by the watermark of their own epoch. Today: by that of the epoch before."""
+    unnamed: Collection[str] = frozenset()
+    """The sources, and the outputs of functions, whose fingerprints have their columns alone. Today: their names too, or a
+    stage that reads another one with the same columns would pass for what it was.
+    """
 
 
 TODAYS = Meanings()

@@ -194,7 +194,7 @@ class FlowVersions:
         timeline = self._node.timelines.timeline(self._position.branch)
         salts = ["" if o.id == MAIN_TIMELINE else o.id for o in self._node.timelines.refs.lineage(timeline.id)]
         recorded = fingerprints_of(manifest)
-        known = [source_fingerprints(self.declared, self._parse_ddl, salt=salt) for salt in salts]
+        known = [source_fingerprints(self.declared, self._parse_ddl, self._meanings, salt=salt) for salt in salts]
         for stage in self.flow.sources:
             fingerprint = recorded.get(stage.name)
             if fingerprint is None or any(of[stage.name] == fingerprint for of in known):

@@ -24,6 +24,10 @@ and they are all that it does not say to be forgotten: of one that gets a time t
 """
 LENIENT = "late_by_epoch_before"
 """The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
+UNNAMED = "unnamed"
+"""The key, in a manifest, of the sources and outputs whose fingerprints have their columns alone. Where it is missing an
+earlier version wrote it, and they are all.
+"""
 AGGREGATES = "aggregates"
 """The key, in a manifest, that says by stage and output which aggregate function its state is of."""
 BY_TIME = "by_time"
@@ -38,13 +42,14 @@ def recorded_meanings(manifest: Manifest | None) -> Meanings:
     stages = {entry.id.trace.stage for entry in manifest.entries}
     windows = {name.removesuffix(WATERMARK_PART) for name in stages if name.endswith(WATERMARK_PART)}
     policies, forgotten = (_mapping(manifest.meta.get(key)) for key in (WATERMARK_POLICIES, EXPIRIES))
-    lenient, taken_back = manifest.meta.get(LENIENT), manifest.meta.get(TAKEN_BACK)
+    lenient, taken_back, unnamed = (manifest.meta.get(key) for key in (LENIENT, TAKEN_BACK, UNNAMED))
     if not isinstance(taken_back, list):
         taken_back = [name for name in stages if forgotten.get(name) != FORGET]
     return Meanings(
         {name: MIN if policies.get(name) == MIN else MAX for name in windows},
         frozenset(taken_back),
         frozenset(windows - set(lenient if isinstance(lenient, list) else ())),
+        frozenset(stages if unnamed is None else unnamed),
     )
 
 
@@ -77,7 +82,7 @@ def _mapping(said: object) -> Mapping[str, Any]:
 
 
 def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
-    """Returns what an epoch's manifest says, for `recorded_meanings`. What is not used is not said, but for one key."""
+    """Returns what an epoch's manifest says, for `recorded_meanings`. What is not used is not said, but for two keys."""
     windows = {declared_of(s.name): s.window for s in flow.stages.values() if s.kind == WATERMARK and s.window}
     may_expire = [s for s in flow.stages.values() if s.kind in (UPDATE, WINDOW)]
     taken_back = [s.name for s in may_expire if _is_bounded(s) and not s.expires]
@@ -88,7 +93,8 @@ def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
         AGGREGATES: {s.name: s.plan.functions for s in flow.recorded if s.plan is not None and s.plan.functions},
         BY_TIME: {s.name: times for s in flow.recorded if (times := times_of(s)) is not None},
     }
-    return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back}
+    unnamed = [s.name for s in flow.stages.values() if s.unnamed]
+    return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back, UNNAMED: unnamed}
 
 
 def _is_bounded(stage: BoundStage) -> bool:

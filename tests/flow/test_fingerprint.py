@@ -330,7 +330,9 @@ def test_what_is_hashed_of_the_options_of_windows_and_joins_is_pinned() -> None:
     both.window("w", time="at", size="1 hour", watermark="5 minutes", idle_after=2, n=nosync.count())
     counts = both.aggregate("counts", key=["k"], n=nosync.count())
     counts.join("j", flow["a"], on=["k"], how="left")
-    bound = bind(flow, parse_ddl, meanings=Meanings(strict={"w"}))  # as stores of versions before have it
+    bound = bind(
+        flow, parse_ddl, meanings=Meanings(strict={"w"}, unnamed={"a", "b"})
+    )  # as stores of versions before have it
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == {
         "a": "08f39a0d21836e52",
         "b": "08f39a0d21836e52",
@@ -343,3 +345,36 @@ def test_what_is_hashed_of_the_options_of_windows_and_joins_is_pinned() -> None:
         "j__right": "bd8a0f5d90f2b7d2",
         "j": "74a9c24f85e4f646",
     }
+
+
+def all_of(rows: Any) -> Any:
+    return rows
+
+
+def reading(which: str) -> nosync.Dataflow:
+    """Returns a flow whose stages read one of two sources, and one of two outputs, of the same columns."""
+    flow = nosync.Dataflow("f")
+    for name in "ab":
+        flow.source(name, "k string, n bigint")
+    read = flow[which]
+    read.filter("some", all_of, version="1").aggregate("sums", key=["k"], n=nosync.sum("n"))
+    read.dedupe("once")
+    flow["a"].join("joined", read, on=["k"], how="semi")
+    given = flow["a"].update_per_key(
+        "u", key=["k"], state="n bigint", fn=lambda key, rows, state: (None, {}), version="1",
+        outputs={"a": "k string", "b": "k string"},
+    )  # fmt: skip
+    given.output(which).aggregate("alerts", key=["k"], n=nosync.count())
+    return flow
+
+
+def test_a_stage_that_reads_another_source_or_output_of_the_same_columns_is_another_one() -> None:
+    one, other = ({name: s.fingerprint for name, s in bind(reading(w), parse_ddl).stages.items()} for w in "ab")
+    changed = {name for name in one if name in other and one[name] != other[name]}
+    assert changed == {"some", "sums", "once", "joined", "joined__right", "alerts"}
+    # In stores of versions before they are what they were.
+    before = Meanings(unnamed={"a", "b", "u__a", "u__b"})
+    was, is_now = (
+        {n: s.fingerprint for n, s in bind(reading(w), parse_ddl, meanings=before).stages.items()} for w in "ab"
+    )
+    assert (was["a"], was["alerts"], was["sums"]) == (was["b"], is_now["alerts"], is_now["sums"])

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.flow.meanings import Meanings
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import StoreRunner
 
@@ -113,7 +114,7 @@ def test_a_lost_layer_of_before_is_computed_again_bit_for_bit(older: Path, tmp_p
     with nosync.open(older, settings=NOT_BACKGROUND) as store:
         recorded = {(e.stage, e.shard, e.lower): e.digest for e in _entries(store)}
     with nosync.open(tmp_path / "again", settings=NOT_BACKGROUND) as store:
-        runner = StoreRunner(flow_of_before(), store, 2)
+        runner = StoreRunner(flow_of_before(), store, 2, meanings=Meanings(unnamed={"rows"}))
         for t, given in enumerate(EPOCHS):
             runner.advance(t, table_of(given))
         digests = {(e.stage, e.shard, e.lower): e.digest for e in _entries(store)}

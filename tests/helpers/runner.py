@@ -48,9 +48,9 @@ def parse_ddl(text: str) -> pa.Schema:
 
 
 def meanings_before(flow: Dataflow) -> Meanings:
-    """What a flow meant in versions that recorded nothing of expiry and of what is late."""
+    """What a flow meant in versions that recorded nothing of expiry, of what is late, and of names."""
     names = frozenset(stage.name for stage in flow.stages)
-    return Meanings(taken_back=names, strict=names)
+    return Meanings(taken_back=names, strict=names, unnamed=names)
 
 
 class Runner:

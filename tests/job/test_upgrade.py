@@ -333,3 +333,26 @@ def test_shards_change_while_a_stream_runs(spark: SparkSession, open_store: Open
     assert found == totals_of(tmp_path / "in")
     with pytest.raises(nosync.FlowError, match="shards is 0, expected 1 to 128"):
         job.rescale(0)
+
+
+def by_source(name: str) -> nosync.Dataflow:
+    flow = nosync.Dataflow("shop")
+    for source in ("rows", "others"):
+        flow.source(source, "k string, n bigint")
+    flow[name].aggregate("totals", key=["k"], total=nosync.sum("n"))
+    return flow
+
+
+def test_another_source_of_the_same_columns_is_other_code(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    job = nosync.Job(by_source("rows"), store, spark=spark, shards=SHARDS)
+
+    def given(**numbers: int) -> dict[str, Any]:
+        return {name: spark.createDataFrame([("a", n)], "k string, n bigint") for name, n in numbers.items()}
+
+    job.advance(0, given(rows=1, others=10))
+    with pytest.raises(nosync.FlowError, match="stage totals was recorded .* inputs changed"):
+        nosync.Job(by_source("others"), store, spark=spark, shards=SHARDS)
+    upgraded = nosync.Job(by_source("others"), store, spark=spark, shards=SHARDS, upgrade=True)
+    upgraded.advance(1, given(rows=2, others=20))
+    assert state(upgraded, "totals") == {("a", 21)}

@@ -7,6 +7,7 @@ Rows come in random order to a random number of shards, which may change at any 
 from __future__ import annotations
 
 import datetime
+import functools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -284,17 +285,17 @@ def with_two_windows(**window: Any) -> Dataflow:
 
 def test_what_stores_have_of_before_keeps_its_fingerprints() -> None:
     """Those of a window over one source in any case, and all of them where the fastest input counts."""
-    strict = frozenset({"w", "one"})
-    explicit = bind(with_two_windows(policy="max"), parse_ddl, meanings=Meanings(strict=strict)).stages
-    recorded = bind(with_two_windows(), parse_ddl, meanings=Meanings({"w": "max"}, strict=strict)).stages
-    new = bind(with_two_windows(), parse_ddl, meanings=Meanings(strict=strict)).stages
+    before = functools.partial(Meanings, strict=frozenset({"w", "one"}), unnamed=frozenset({"a", "b"}))
+    explicit = bind(with_two_windows(policy="max"), parse_ddl, meanings=before()).stages
+    recorded = bind(with_two_windows(), parse_ddl, meanings=before({"w": "max"})).stages
+    new = bind(with_two_windows(), parse_ddl, meanings=before()).stages
     assert {name: explicit[name].fingerprint for name in BEFORE} == BEFORE
     assert {name: recorded[name].fingerprint for name in BEFORE} == BEFORE
     same = {name for name, fingerprint in BEFORE.items() if new[name].fingerprint == fingerprint}
     assert same == {"a", "b", "one", "one__late", "one__watermark"}
-    lenient = bind(with_two_windows(policy="max"), parse_ddl).stages
+    lenient = bind(with_two_windows(policy="max"), parse_ddl, meanings=before(strict=())).stages
     assert {name for name, fingerprint in BEFORE.items() if lenient[name].fingerprint == fingerprint} == {"a", "b", "u"}
-    idle = bind(with_two_windows(idle_after=2), parse_ddl, meanings=Meanings({"w": "max"}, strict=strict)).stages
+    idle = bind(with_two_windows(idle_after=2), parse_ddl, meanings=before({"w": "max"})).stages
     assert idle["w"].fingerprint not in (BEFORE["w"], new["w"].fingerprint), "what is asked for is not overruled"
 
 
