@@ -34,6 +34,7 @@ from nosync.lsm.store.store import Store
 if TYPE_CHECKING:
     from nosync.job.upgrade import UpgradePlan
     from nosync.pipelines.declaring import Pipeline
+    from nosync.pipelines.recorded_inputs import Recorded
     from nosync.pipelines.running import RunReport
     from nosync.pipelines.spec import Spec
 
@@ -100,7 +101,7 @@ def run(
     with spark_session(cores, spec.configuration) as spark:
         from nosync.pipelines.declaring import declare_project  # noqa: PLC0415
 
-        pipeline = declare_project(spec, spark)
+        pipeline = declare_project(spec, spark, _recorded(path, alone=alone))
         if dry_run:
             _show_plan(pipeline, path, alone=alone, as_json=as_json)
         elif branch is not None:
@@ -189,10 +190,24 @@ def _show_plan(pipeline: Pipeline, path: Path, *, alone: bool, as_json: bool) ->
     out.print(escape(str(upgrade)) if upgrade is not None else f"{path} has no epoch yet: a run makes its first")
 
 
+def _is_new(path: Path) -> bool:
+    """Returns whether opening the path would make a store."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _recorded(path: Path, *, alone: bool) -> Mapping[str, Recorded]:
+    from nosync.pipelines.recorded_inputs import recorded_stages  # noqa: PLC0415
+
+    if _is_new(path):
+        return {}
+    with nosync.open(path, alone=alone) as store:
+        return recorded_stages(store)
+
+
 def _planned(pipeline: Pipeline, path: Path, *, alone: bool) -> UpgradePlan | None:
     from nosync.pipelines.running import planned_upgrade  # noqa: PLC0415
 
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):  # opening it would make a store
+    if _is_new(path):
         return None
     with nosync.open(path, alone=alone) as store:
         return planned_upgrade(pipeline, store).plan

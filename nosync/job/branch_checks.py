@@ -124,6 +124,29 @@ def recorded_schema(trace: TraceId, directory: LayerDirectory) -> tuple[tuple[st
     return reader.info.key, reader.schema
 
 
+def added_columns(source: str, before: pa.Schema, now: pa.Schema) -> tuple[str, ...]:
+    """Returns the columns that a source has more than are recorded. Raises SchemaError for those that went, that have another
+    type, or that are in another order.
+    """
+    for field in before:
+        if now.get_field_index(field.name) < 0:
+            raise SchemaError(
+                f"source {source}: column {field.name!r} is recorded and not declared any more: declare it, and leave it out of "
+                "what follows"
+            )
+        if nullable(now.field(field.name).type) != nullable(field.type):
+            raise SchemaError(
+                f"source {source}: column {field.name!r} was {field.type} and is now {now.field(field.name).type}: declare "
+                f"another column beside it ({describe(before)})"
+            )
+    if [name for name in now.names if before.get_field_index(name) >= 0] != before.names:
+        raise SchemaError(
+            f"source {source}: its columns are declared in another order than they are recorded in: keep "
+            f"({', '.join(before.names)}) in this order; new ones may be anywhere"
+        )
+    return tuple(name for name in now.names if before.get_field_index(name) < 0)
+
+
 def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
     """Returns the recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
     return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]

@@ -19,6 +19,7 @@ from nosync.flow.bound_stage import TIMED_UPDATE, declared_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import UPDATE
 from nosync.job.branch_checks import (
+    added_columns,
     changed_stages,
     check_sources_are_there,
     difference,
@@ -30,8 +31,7 @@ from nosync.job.flow_versions import FlowVersions
 from nosync.job.meanings import recorded_aggregates, recorded_times
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
-from nosync.lsm.columnar.columns import describe, nullable
-from nosync.lsm.errors import CompactedError, FlowError, NosyncError, SchemaError
+from nosync.lsm.errors import CompactedError, FlowError, NosyncError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE
 from nosync.lsm.manifests.manifest import Manifest
@@ -204,24 +204,7 @@ class Upgrade:
             if name not in traces:
                 continue  # it is new: the epochs before had no rows of it
             _, before = recorded_schema(traces[name], self._store.directory)
-            for field in before:
-                if schema.get_field_index(field.name) < 0:
-                    raise SchemaError(
-                        f"source {name}: column {field.name!r} is recorded and not declared any more: declare it, and "
-                        "leave it out of what follows"
-                    )
-                if nullable(schema.field(field.name).type) != nullable(field.type):
-                    raise SchemaError(
-                        f"source {name}: column {field.name!r} was {field.type} and is now "
-                        f"{schema.field(field.name).type}: declare another column beside it ({describe(before)})"
-                    )
-            now_in_order = [field for field in schema.names if before.get_field_index(field) >= 0]
-            if now_in_order != before.names:
-                raise SchemaError(
-                    f"source {name}: its columns are declared in another order than they are recorded in: keep "
-                    f"({', '.join(before.names)}) in this order; new ones may be anywhere"
-                )
-            found[name] = tuple(field.name for field in schema if before.get_field_index(field.name) < 0)
+            found[name] = added_columns(name, before, schema)
         return found
 
     def _free_name(self, wanted: str) -> str:

@@ -22,6 +22,7 @@ from nosync.pipelines.datasets import MATERIALIZED_VIEW, OF_STREAMS, TEMPORARY_V
 from nosync.pipelines.definitions import Definitions
 from nosync.pipelines.inputs import Input, Inputs, outside_leaves, types_of
 from nosync.pipelines.reading import NotYet, ProjectPlanner
+from nosync.pipelines.recorded_inputs import Recorded
 from nosync.pipelines.spec import Spec
 from nosync.spark.errors import first_line, without_log
 from nosync.spark.expressions import quoted
@@ -51,13 +52,15 @@ class Pipeline:
         return [names.get(name, name) for name in found]
 
 
-def declare_project(spec: Spec, spark: SparkSession) -> Pipeline:
+def declare_project(spec: Spec, spark: SparkSession, recorded: Mapping[str, Recorded]) -> Pipeline:
     """Reads the files of a project and declares a flow of what they define.
+
+    `recorded`: what its store has, for the names of its inputs; empty where there is no store yet.
 
     Raises InvalidInputError or FlowError, naming file and line, for what is not defined, not understood, or cannot be kept
     up to date.
     """
-    inputs = Inputs()
+    inputs = Inputs(recorded)
     planner = ProjectPlanner(spark, inputs, spec.qualifiers)
     try:
         with without_log():

@@ -18,11 +18,11 @@ from nosync.flow.stage import Stage
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError
 from nosync.lsm.trace.change_feed import DELETE, INSERT
+from nosync.pipelines.recorded_inputs import ROW_ID, Recorded, name_going_on
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
+from nosync.spark.schemas import parse_ddl
 
-ROW_ID = "row_id"
-"""The key of a table's rows: what they have in their columns, and which of equal rows it is."""
 _AS_JSON = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -41,6 +41,8 @@ class Input:
 
     name: str
     """The source, or the table, that has its rows."""
+    base: str
+    """Its name before its columns were others."""
     leaf: Node
     """Where it is read, as a plan of Spark."""
     columns: tuple[str, ...]
@@ -59,11 +61,14 @@ class Inputs:
     """The inputs of a project, which become sources of its flow.
 
     An input has a name that the next run gives it again, or its rows would come twice, or as those of another: that of its
-    table in the catalog, or `<dataset>-input` after the first dataset that reads it.
+    table in the catalog, or `<dataset>-input` after the first dataset that reads it. A table with other columns than are
+    recorded has another one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: Mapping[str, Recorded]) -> None:
+        """`recorded`: what the store has."""
         self.found: list[Input] = []
+        self._recorded = recorded
 
     def claim(self, flow: Dataflow, dataset: str, plan: Node, datasets: Container[str]) -> None:
         """Declares what a dataset's plan reads that is no dataset, and no input yet. Raises FlowError where it is not known
@@ -79,7 +84,7 @@ class Inputs:
                     f"{dataset} reads {mine[name]} and {shown}, which have no names: define each as a dataset of its own, and "
                     "read these"
                 )
-            if any(one.name == name for one in self.found):
+            if any(one.base == name for one in self.found):
                 raise FlowError(f"{dataset} reads {shown} in another way than a dataset before: define it as a dataset")
             mine[name] = shown
             self._add(flow, name, leaf)
@@ -97,17 +102,20 @@ class Inputs:
         meant = leaf.canonicalized()
         return next((one for one in self.found if one.leaf.canonicalized().equals(meant)), None)
 
-    def _add(self, flow: Dataflow, name: str, leaf: Node) -> None:
+    def _add(self, flow: Dataflow, base: str, leaf: Node) -> None:
         outputs = items(leaf.output())
         columns = _renamed([str(one.name()) for one in outputs], _shown(leaf))
         types = [sql_of(one.dataType()) for one in outputs]
         ddl = ", ".join(f"{quoted(column)} {type_}" for column, type_ in zip(columns, types, strict=True))
         is_stream = bool(leaf.isStreaming())
         if is_stream:
+            name = base
             flow.source(name, ddl)
         else:
-            flow.table(name, f"{ROW_ID} string, {ddl}", key=[ROW_ID])
-        self.found.append(Input(name, leaf, tuple(columns), is_stream, _shown(leaf)))
+            ddl = f"{ROW_ID} string, {ddl}"
+            name = name_going_on(base, parse_ddl(ddl), self._recorded)
+            flow.table(name, ddl, key=[ROW_ID])
+        self.found.append(Input(name, base, leaf, tuple(columns), is_stream, _shown(leaf)))
 
 
 def outside_leaves(plan: Node, datasets: Container[str]) -> Iterator[Node]:

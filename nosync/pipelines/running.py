@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark import StorageLevel
 
 from nosync.flow.bound_stage import declared_of
+from nosync.flow.tables import source_of
 from nosync.job.flow_versions import PLACED
 from nosync.job.job import Job
 from nosync.job.job_streams import check_checkpoint
@@ -26,6 +27,7 @@ from nosync.lsm.store.store import Store
 from nosync.pipelines.datasets import OF_STREAMS, TEMPORARY_VIEW
 from nosync.pipelines.declaring import Pipeline
 from nosync.pipelines.inputs import Input, changes_of, rows_of
+from nosync.pipelines.recorded_inputs import is_table, recorded_stage
 from nosync.spark.schemas import empty_inputs
 from nosync.spark.structured_streaming import run_available
 
@@ -103,8 +105,10 @@ class Run:
             )
         before = set(manifest.meta.get(PLACED, {}) if manifest else {})
         now = {stage.name for stage in self.pipeline.flow.sources}
-        if before - now and now - before and manifest is not None:
-            gone, new = (", ".join(sorted(names)) for names in (before - now, now - before))
+        tables = {source_of(name) for name in recorded if is_table(recorded_stage(self.store, name))}
+        tables |= {source_of(one.name) for one in self.pipeline.inputs if not one.is_stream}
+        gone, new = (", ".join(sorted(names - tables)) for names in (before - now, now - before))
+        if gone and new:  # but for tables, which are compared with what is recorded by that name
             raise FlowError(
                 f"input {gone} is gone, and {new} is new: were it the same under another name, its rows would come twice. An "
                 "input has the name of the first dataset that reads it: take the dataset out in a run of its own first, or "

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nosync
+from nosync.lsm.store.store import Store
 from nosync.pipelines.declaring import Pipeline, declare_project
+from nosync.pipelines.recorded_inputs import recorded_stages
 from nosync.pipelines.running import Run, RunReport
 from nosync.pipelines.spec import read_spec
 
@@ -59,12 +61,12 @@ class Project:
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def declare(self) -> Pipeline:
-        return declare_project(read_spec(self.root), self.spark)
+    def declare(self, store: Store | None = None) -> Pipeline:
+        return declare_project(read_spec(self.root), self.spark, {} if store is None else recorded_stages(store))
 
     def run(self, shards: int | None = 1, said: Callable[[str], object] = lambda _: None) -> RunReport:
         with nosync.open(self.root / "store") as store:
-            return Run(self.declare(), store, shards, said).run()
+            return Run(self.declare(store), store, shards, said).run()
 
     def rows(self, dataset: str, as_of: int | None = None, branch: str = "main") -> Counter[tuple[Any, ...]]:
         """Returns what the store has of a dataset."""
