@@ -55,6 +55,7 @@ class Keep:
         self.name = check_name(name, "checkpoint name")
         self.data, self.env, self.generation = data, env, generation
         self.root = data / CHECKPOINTS / directory_of(name, generation)
+        self._not_synced: set[str] = set()
         self._load()
 
     def _load(self) -> None:
@@ -152,7 +153,15 @@ class Keep:
         """Makes files durable, and then the directories that they are in."""
         for path in paths:
             with storage_errors("sync", self.root / path):
-                self.env.sync_file(self.root / path)
+                if path in self._not_synced:
+                    self._write_again(self.root / path)
+                    self._not_synced.discard(path)
+                    continue
+                try:
+                    self.env.sync_file(self.root / path)
+                except OSError:
+                    self._not_synced.add(path)
+                    raise
         for directory in sorted({parent for path in paths for parent in PurePosixPath(path).parents}):
             with storage_errors("sync", self.root / directory):
                 self.env.sync_dir(self.root / directory)
@@ -218,6 +227,22 @@ class Keep:
 
     def _copy(self, source: Path, target: Path) -> bool:
         """Copies a file, with the time when it was written, to its name in the keep. Returns whether it was there."""
+        try:
+            with self._copied(source) as temporary, contextlib.suppress(FileExistsError):
+                self.env.link(temporary, target)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _write_again(self, path: Path) -> None:
+        """Gives a file another inode after a failed fsync: the system says it once that contents did not get to the disk."""
+        with self._copied(path) as temporary:
+            self.env.sync_file(temporary)
+            self.env.replace(temporary, path)
+
+    @contextlib.contextmanager
+    def _copied(self, source: Path) -> Iterator[Path]:
+        """Yields a copy of a file, of the time when that was written, to be given a name."""
         temporary = temporary_path(self.data, self.env)
         self.env.make_dirs(temporary.parent)
         try:
@@ -226,13 +251,9 @@ class Keep:
                 self.env.copy(source, file)
                 file.flush()
                 os.utime(file.fileno(), ns=(written_ns, written_ns))
-            with contextlib.suppress(FileExistsError):
-                self.env.link(temporary, target)
-        except FileNotFoundError:
-            return False
+            yield temporary
         finally:
             self.env.unlink(temporary)
-        return True
 
     def check_same(self, source: Path, paths: Iterable[str]) -> None:
         """Raises CorruptionError where a checkpoint at `source` has other contents under a name that is kept."""

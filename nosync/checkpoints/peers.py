@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nosync.checkpoints.generations import directory_of
 from nosync.checkpoints.keep import Keep
 from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINTS, PLACE_FILE
 from nosync.replication.transport.daemon_files import keeper_of
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nosync")
 
+_COUNT_S, _COUNT_AGAIN_S = 2.0, 1.0
+"""So long a daemon has to say how many copies there are; after it did not, it is asked again so much later. Strict mode has
+patience with copies, and none with a daemon that hangs.
+"""
 FETCH_PATIENCE_S = 60.0
 """How long a restore waits for what only peers have."""
 
@@ -47,26 +52,32 @@ def copies_of(keep: Keep, paths: Collection[str]) -> Mapping[str, int]:
 
 
 class CountedCopies:
-    """Counts copies again and again by one connection to the daemon of a data directory. One thread at a time."""
+    """Counts copies again and again by one connection to the daemon of a data directory. Several threads may use it."""
 
-    def __init__(self, data: Path) -> None:
-        self._data, self._lock = data, threading.Lock()
+    def __init__(self, data: Path, env: Env) -> None:
+        self._data, self._env, self._lock = data, env, threading.Lock()
         self._client: DaemonClient | None = None
+        self._again_s = 0.0
 
     def fewest(self, keep: Keep, paths: Collection[str]) -> int:
         """Returns the number of nodes that have the file that is on the fewest; 0 where the daemon does not answer."""
         directory = f"{CHECKPOINTS}/{directory_of(keep.name, keep.generation)}"
-        with self._lock:
-            try:
+        if self._env.monotonic_s() < self._again_s:
+            return 0
+        client = None
+        try:
+            with self._lock:  # not for the call: another checkpoint would wait for it
                 if self._client is None:
                     self._client = client_of_daemon(self._data)
-                return min(self._client.count_copies([f"{directory}/{path}" for path in sorted(paths)]), default=0)
-            except NosyncError as error:
-                log.debug("checkpoint %s: %s", keep.name, error)
-                if self._client is not None:  # the daemon may listen elsewhere when it is back
-                    self._client.close()
+                client = self._client
+            return min(client.count_copies([f"{directory}/{path}" for path in sorted(paths)], _COUNT_S), default=0)
+        except NosyncError as error:
+            log.debug("checkpoint %s: %s", keep.name, error)
+            with self._lock:
+                self._again_s = self._env.monotonic_s() + _COUNT_AGAIN_S
+                if client is not None and self._client is client:  # the daemon may listen elsewhere when it is back
                     self._client = None
-                return 0
+            return 0
 
 
 def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S) -> None:

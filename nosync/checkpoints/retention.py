@@ -102,13 +102,18 @@ def kept_batches(keep: Keep) -> int:
     return max(found)
 
 
+def check_kept_batches(batches: int) -> None:
+    """Raises InvalidInputError for what is no number of batches to keep."""
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise InvalidInputError(f"{batches!r} batches cannot be kept, expected a whole number from 1 on")
+
+
 def set_kept_batches(keep: Keep, batches: int) -> None:
     """Says how many of the newest batches are kept. Durable when this returns, and known to all nodes in time.
 
     Raises InvalidInputError for less than one. A damaged setting is replaced.
     """
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise InvalidInputError(f"{batches!r} batches cannot be kept, expected a whole number from 1 on")
+    check_kept_batches(batches)
     with contextlib.suppress(CorruptionError):
         if kept_batches(keep) == batches:
             return

@@ -10,6 +10,7 @@ import click
 from nosync.checkpoints.door import api
 from nosync.cli.checkpoint import DATA, NAME, checkpoint, wait_for_signal
 from nosync.cli.console import GivenPath, log_to_stderr, out
+from nosync.cli.descriptors import take_descriptors
 from nosync.lsm.errors import NosyncError
 
 _FILE = GivenPath(dir_okay=False)
@@ -44,6 +45,7 @@ def serve(
     host, separator, port = listen.rpartition(":")
     if not separator or not (port.isascii() and port.isdigit()):
         raise click.BadParameter(f"{listen!r}: expected HOST:PORT", param_hint="--listen")
+    take_descriptors()
     log_to_stderr(logging.WARNING, "%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     with api.serve(
         store, int(port), host.strip("[]"), "strict" if strict else "async",

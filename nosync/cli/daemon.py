@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from nosync.checkpoints.retention import garbage_of
 from nosync.checkpoints.watches import Watches
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
+from nosync.cli.descriptors import take_descriptors
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.process import leave_out_pandas
@@ -115,7 +115,7 @@ def daemon(
     log_to_stderr(level, "%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     leave_out_pandas()
     os.umask(OTHERS_GET_NOTHING)  # for what RocksDB makes; nosync's own files have their modes whatever it is
-    _take_descriptors()
+    take_descriptors()
     _give_way(found.nice)
     one = Daemon(found)
     one.node.opaque.removes(lambda: garbage_of(found.data, Env()))
@@ -163,13 +163,6 @@ def _keep_checkpoints(config: DaemonConfig, problems: dict[str, str], beside: co
         err.print(f"queries write checkpoints on {config.door}: nosync checkpoint address NAME", soft_wrap=True)
     if config.checkpoints:
         beside.callback(Watches(config.data, config.checkpoints, problems).close)
-
-
-def _take_descriptors() -> None:
-    """Lets this process have as many descriptors as it may: connections of strangers and files of the store share them."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _give_way(nice: int) -> None:

@@ -130,13 +130,13 @@ class DaemonClient:
                 ).names
             )
 
-    def count_copies(self, names: Sequence[str]) -> list[int]:
+    def count_copies(self, names: Sequence[str], timeout_s: float = 60.0) -> list[int]:
         """Returns on how many nodes each of these files of kept checkpoints is durable; 0: it is not durable here."""
         found: list[int] = []
         for first in range(0, len(names), NAMES_PER_CALL):
             with self._errors("count copies"):
                 request = pb.CountCopiesRequest(names=names[first : first + NAMES_PER_CALL])
-                found += self._stub.CountCopies(request, timeout=60.0, metadata=self._asked).copies
+                found += self._stub.CountCopies(request, timeout=timeout_s, metadata=self._asked).copies
         return found
 
     def fetch_checkpoint(self, checkpoint: str, patience_s: float) -> tuple[bool, int]:

@@ -19,6 +19,7 @@ from nosync.checkpoints.door.api import Door
 from nosync.checkpoints.door.other_doors import OtherDoors, Server
 from nosync.checkpoints.door.served_checkpoints import DoorSettings
 from nosync.lsm.errors import RefusedError, ReplicationError
+from nosync.lsm.platform.env import Env
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.checkpoints.door.client import Client, Refused
@@ -338,9 +339,9 @@ def test_calls_of_doors_by_way_of_daemons(daemons: Daemons) -> None:
     for _ in range(20):
         with pytest.raises(RefusedError, match="no door is open beside node n3"):
             list(client.call_door("n3", "GET", "words", asked, b"", 5.0))
-    others = OtherDoors(daemons.data("n1"))
+    others = OtherDoors(daemons.data("n1"), Env())
     for _ in range(20):
-        assert others.servers("words") == [Server(0, "n2")]
+        assert others.servers("words") == ([Server(0, "n2")], True)
     assert len(os.listdir("/proc/self/fd")) < before + 10, "who says no costs nothing"
     others.close()
     with pytest.raises(Refused, match="SPOOLED is not done here"):

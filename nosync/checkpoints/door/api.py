@@ -14,6 +14,7 @@ from nosync.checkpoints.door.secret import read_or_make_secret, written_for_owne
 from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
 from nosync.checkpoints.peers import CountedCopies, is_kept_by_daemon, nodes_of
 from nosync.checkpoints.places import data_directory
+from nosync.checkpoints.retention import check_kept_batches
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
@@ -110,7 +111,7 @@ def serve(
     data, env = data_directory(store), Env()
     is_strict = mode == "strict"
     nodes = nodes_of(data) if is_strict else 1
-    copies = CountedCopies(data).fewest if nodes > 1 else None
+    copies = CountedCopies(data, env).fewest if nodes > 1 else None
     settings = DoorSettings(is_strict, nodes, patience_s, keep_batches, copies)
     with storage_errors("make", data):
         env.make_dirs(data)
@@ -120,7 +121,7 @@ def serve(
     try:
         root = f"{server.address}/{secret}"
         checkpoints = ServedCheckpoints(
-            data, root, env, settings, OtherDoors(data) if is_kept_by_daemon(data) else None
+            data, root, env, settings, OtherDoors(data, env) if is_kept_by_daemon(data) else None
         )
         with (
             written_for_owner(data, root, env) as written,
@@ -139,9 +140,11 @@ def serve(
 def _check_arguments(mode: Mode, keep_batches: int | None, patience_s: float) -> None:
     if mode not in ("async", "strict"):
         raise InvalidInputError(f"mode {mode!r}: expected 'async' or 'strict'")
-    if (keep_batches is not None and keep_batches < 1) or not 0 < patience_s < _CLIENT_WAITS_S:
+    if keep_batches is not None:
+        check_kept_batches(keep_batches)
+    if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 < patience_s < _CLIENT_WAITS_S:
         raise InvalidInputError(
-            f"keep_batches is at least 1, and patience_s less than {_CLIENT_WAITS_S:g}, for which Spark waits"
+            f"patience_s={patience_s!r}: expected seconds, less than the {_CLIENT_WAITS_S:g} for which Spark waits"
         )
 
 

@@ -93,7 +93,9 @@ class DoorApp:
         if raw_path.rstrip(b"/") == PREFIX:  # the client asks so for what belongs to no path
             request = Request(scope, receive, self._limits)
             if request.method == "GET" and request.text("op").upper() in ("GETHOMEDIRECTORY", "GETSERVERDEFAULTS"):
-                return await self._operations[request.text("op").upper()][1](request, Place("", ""))
+                answer = await self._operations[request.text("op").upper()][1](request, Place("", ""))
+                answer.headers.append((b"connection", b"close"))  # who did not say the secret keeps none
+                return answer
         place = place_of_target(raw_path, self._secret)
         request = Request(scope, receive, self._limits)
         name = request.text("op").upper()
@@ -171,6 +173,7 @@ class DoorApp:
             raise illegal(f"renameoptions is {options[:32]!r}: expected NONE or OVERWRITE")
         checkpoint = await self._checkpoint(place)
         await self._checkpoints.check_alone(place.name, target.path)
+        checkpoint.check_follows(target.path)
         try:
             checkpoint.files.rename(place.path, target.path, may_overwrite=options == "OVERWRITE")
         except RemoteError as error:
@@ -187,6 +190,7 @@ class DoorApp:
             return Answer(307, headers=[(b"location", self._with_body(request))])
         checkpoint = await self._checkpoint(place, may_make=True)
         await self._checkpoints.check_alone(place.name, place.path)
+        checkpoint.check_follows(place.path)
         with checkpoint.files.create(place.path, may_overwrite=_may_overwrite(request)) as file:
             async for piece in request.body():
                 file.write(piece)
@@ -222,6 +226,7 @@ class DoorApp:
         if not isinstance(checkpoint.files, SpreadFiles):
             raise unsupported("this door knows no other doors: a file is written here, and not beside one of them")
         await self._checkpoints.check_alone(place.name, place.path)
+        checkpoint.check_follows(place.path)
         checkpoint.files.refer(place.path, reference_of(request), may_overwrite=_may_overwrite(request))
         await self._checkpoints.wait_at_gate(checkpoint, place.path)
         return Answer(201)

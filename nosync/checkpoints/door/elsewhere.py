@@ -81,8 +81,16 @@ class SpreadFiles(FileOperations):
     A lock is held while a name changes, for files come in another thread.
     """
 
-    def __init__(self, root: Path, writing: Path, env: Env, published: Callable[[str], None], source: Source) -> None:
-        super().__init__(root, writing, env, published)
+    def __init__(
+        self,
+        root: Path,
+        writing: Path,
+        env: Env,
+        published: Callable[[str], None],
+        source: Source,
+        check_open: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(root, writing, env, published, check_open)
         self._elsewhere, self._source = root / DOOR / ELSEWHERE, source
         self._changing = threading.RLock()
         self._released: list[Reference] = []
@@ -125,6 +133,7 @@ class SpreadFiles(FileOperations):
     def refer(self, path: str, reference: Reference, *, may_overwrite: bool) -> None:
         """Gives a name to a file that is elsewhere. Raises RemoteError as `create` does."""
         with self._changing:
+            self._check_open()
             self._check_new(path, may_overwrite=may_overwrite)
             before = self.reference(path)
             with storage_errors("make", self._root / path):
@@ -298,6 +307,7 @@ class SpreadFiles(FileOperations):
                 raise not_found(os.path.dirname(target))
             if source == target:
                 raise already_exists(target)
+            self._check_open()
             before = self.reference(target)
             with storage_errors("rename", self._elsewhere / source):
                 self._env.make_dirs((self._elsewhere / target).parent)

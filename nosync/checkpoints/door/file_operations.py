@@ -40,9 +40,19 @@ _OWNER = "nosync"
 class FileOperations:
     """Reads and changes files below `root`. Paths are relative to it, and were looked at: no part is `..` or empty."""
 
-    def __init__(self, root: Path, writing: Path, env: Env, published: Callable[[str], None]) -> None:
-        """`writing`: the directory for files that are not whole, on the same file system."""
+    def __init__(
+        self,
+        root: Path,
+        writing: Path,
+        env: Env,
+        published: Callable[[str], None],
+        check_open: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`writing`: the directory for files that are not whole, on the same file system. `check_open`: is called before a
+        file gets its name, and raises RemoteError where it may not get it any more.
+        """
         self._root, self._writing, self._env, self._published = root, writing, env, published
+        self._check_open = check_open
 
     def status(self, path: str) -> dict[str, Any]:
         """Returns the status of a file or a directory."""
@@ -95,6 +105,7 @@ class FileOperations:
             _check_file(os.lstat(before), source)
             if source == target:
                 raise already_exists(target)
+            self._check_open()
             with _answered(target):
                 if not after.parent.is_dir():
                     raise not_found(os.path.dirname(target))
@@ -120,6 +131,7 @@ class FileOperations:
         try:
             with _answered(path, is_new=True), self._env.create(part) as file:
                 yield file
+            self._check_open()
             with _answered(path, is_new=True):
                 self._env.make_dirs(target.parent)
                 if may_overwrite:

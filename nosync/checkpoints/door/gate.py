@@ -5,12 +5,13 @@ whether it may be given now.
 
 Invariants
 - An answer that is held in state STRICT is given when its files are on `nodes` nodes, or when patience is over.
-- When patience is over the gate is DEGRADED, and says so. Answers are not held until what it gave up on is there.
+- When patience is over the gate is DEGRADED, and says so. Answers are not held until what it gave up on is there, or what
+  is newest.
 - The gate holds nothing while it is CATCHING_UP: before it is STRICT, all but the batch that runs is on `nodes` nodes.
   So what was there before the gate does not use up the patience of the first answer.
 
     CATCHING_UP --the batch before is there--> STRICT --patience is over--> DEGRADED
-         ^----------------------what was given up on is there------------------'
+         ^----------------what was given up on, or the newest, is there--------'
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Gate:
     def state(self) -> GateState:
         """The state as of now."""
         with self._lock:
-            if self._state is GateState.DEGRADED and self._are_there(self._given_up):
+            # What was given up on may be removed before it is there: then what is newer stands for it.
+            if self._state is GateState.DEGRADED and (self._are_there(self._given_up) or self._are_there(self._newest)):
                 self._change(GateState.CATCHING_UP, "the nodes that were missing are back")
             if self._state is GateState.CATCHING_UP and self._are_there(self._newest):
                 self._change(GateState.STRICT, f"all before is on {self._nodes} nodes")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from nosync.checkpoints.door.elsewhere import Reference, Target
 from nosync.checkpoints.peers import client_of_daemon
 from nosync.lsm.errors import CorruptionError, NosyncError, RefusedError, ReplicationError
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.parsing import parsed
 from nosync.replication.transport.daemon_files import address_of
 
@@ -28,7 +29,7 @@ CALL_S = 50.0
 SLOWEST_BYTES_S = 1 << 20
 """So many bytes of a file come in each second, or its host is given up: the file is asked for again later."""
 ANSWER_S = 2.0
-"""A door that takes longer to say whether it serves a checkpoint does not say it."""
+"""A door that takes longer to say whether it serves a checkpoint is asked again."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Server:
 class OtherDoors:
     """The doors beside the peers of a data directory's daemon. Several threads may use it."""
 
-    def __init__(self, data: Path) -> None:
-        self._data, self._lock = data, threading.Lock()
+    def __init__(self, data: Path, env: Env) -> None:
+        self._data, self._env, self._lock = data, env, threading.Lock()
         self._client: DaemonClient | None = None
 
     @property
@@ -69,26 +70,29 @@ class OtherDoors:
             self._forget(client)
             raise
 
-    def servers(self, name: str) -> list[Server]:
-        """Returns the doors of peers that serve a checkpoint, the one that counts first.
+    def servers(self, name: str) -> tuple[list[Server], bool]:
+        """Returns the doors of peers that serve a checkpoint, the one that counts first, and whether all said it: a door that
+        takes long may serve it.
 
-        Raises ReplicationError where this host's daemon does not answer. A peer that does not answer serves nothing.
+        Raises ReplicationError where this host's daemon does not answer. A peer without a door serves nothing.
         """
         up = [node for node, is_up in self.peers().items() if is_up]
         if not up:
-            return []
+            return [], True
         with ThreadPoolExecutor(len(up), thread_name_prefix="nosync-doors") as pool:
-            found = [one for one in pool.map(lambda node: self._server(node, name), up) if one is not None]
-        return sorted(found, key=lambda one: (-one.generation, one.node))
+            answers = list(pool.map(lambda node: self._server(node, name), up))
+        found = [one for one, _ in answers if one is not None]
+        return sorted(found, key=lambda one: (-one.generation, one.node)), all(has_said for _, has_said in answers)
 
-    def _server(self, node: str, name: str) -> Server | None:
+    def _server(self, node: str, name: str) -> tuple[Server | None, bool]:
+        begin_s = self._env.monotonic_s()
         try:
             status, said = self.call(node, "GET", name, {"op": "SERVES"}, patience_s=ANSWER_S)
             with parsed("what a door says of a checkpoint", node):
-                return Server(int(json.loads(said)["generation"]), node) if status == 200 else None
+                return Server(int(json.loads(said)["generation"]), node) if status == 200 else None, True
         except NosyncError as error:
             log.debug("the door of %s does not say whether it serves %s: %s", node, name, error)
-            return None
+            return None, self._env.monotonic_s() - begin_s < ANSWER_S
 
     def call(
         self, node: str, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"", *,

@@ -56,7 +56,10 @@ def place_of_path(path: str, secret: str) -> Place:
 
 def _check_secret(said: bytes, secret: str) -> None:
     if not is_same(said, secret):
-        raise denied("the address has to begin with the secret of this door; `nosync checkpoint address` shows it")
+        raise denied(
+            "the address has to begin with the secret of this door; `nosync checkpoint address` shows it",
+            ends_connection=True,
+        )
 
 
 def _place(text: str) -> Place:

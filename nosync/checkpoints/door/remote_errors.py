@@ -43,9 +43,9 @@ def not_empty(path: str) -> RemoteError:
     return RemoteError(403, f"{_HADOOP_FS}PathIsNotEmptyDirectoryException", f"/{path}: is not empty")
 
 
-def denied(message: str) -> RemoteError:
+def denied(message: str, *, ends_connection: bool = False) -> RemoteError:
     """Returns the error for what the caller may not do."""
-    return RemoteError(403, f"{_HADOOP}AccessControlException", message)
+    return RemoteError(403, f"{_HADOOP}AccessControlException", message, ends_connection=ends_connection)
 
 
 def illegal(message: str) -> RemoteError:

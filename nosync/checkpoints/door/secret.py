@@ -40,7 +40,7 @@ def _read(path: Path, env: Env) -> str:
     found = read_if_there(path, env).decode(errors="replace").strip()
     if not _SECRET.match(found):
         raise CorruptionError(
-            f"{path}: is not a secret of 32 to 128 hexadecimal digits; remove it, and another is made"
+            f"{path}: is not a secret of 32 to 128 hexadecimal digits in lower case; remove it, and another is made"
         )
     return found
 

@@ -17,7 +17,7 @@ from nosync.checkpoints.door.intake import Intake
 from nosync.checkpoints.door.live_directory import UNFINISHED, prepare
 from nosync.checkpoints.door.other_doors import OtherDoors, SpooledElsewhere
 from nosync.checkpoints.door.places import Place
-from nosync.checkpoints.door.remote_errors import denied, not_found
+from nosync.checkpoints.door.remote_errors import denied, not_found, refused
 from nosync.checkpoints.door.sending_on import SMALL_BYTES, SendingOn
 from nosync.checkpoints.door.spool import Spool
 from nosync.checkpoints.door.who_serves import FETCH_PATIENCE_S, RivalError, WhoServes
@@ -76,14 +76,18 @@ class ServedCheckpoint:
         doors: OtherDoors | None = None,
     ) -> None:
         """`changed`: is called from another thread when files have become durable. `doors`: those of other hosts."""
-        self._directory = data / CHECKPOINT_LIVE / name
+        self._directory, self._env = data / CHECKPOINT_LIVE / name, env
         self._stopped = threading.Event()
         writing = data / CHECKPOINT_LIVE / WRITING
         spread: SpreadFiles | None = None
         if doors is not None:
-            spread = SpreadFiles(self._directory, writing, env, self._publish, SpooledElsewhere(doors, name))
-        self.files = spread or FileOperations(self._directory, writing, env, self._publish)
+            source = SpooledElsewhere(doors, name)
+            spread = SpreadFiles(self._directory, writing, env, self._publish, source, self._check_open)
+        self.files = spread or FileOperations(self._directory, writing, env, self._publish, self._check_open)
+        self.is_retired = False
+        """Says that requests which still hold this object come too late: nobody takes in what they would write."""
         fetch(data, name, FETCH_PATIENCE_S)
+        before = _inode(self._directory)
 
         def prepared(keep: Keep) -> Keep:
             if spread is None:
@@ -105,6 +109,7 @@ class ServedCheckpoint:
             self.gate = gate_of(self.keep, self.intake, env, settings)
         newest = self.keep.committed()
         self._commit = None if newest is None else f"commits/{newest}"
+        self._went_back = newest is not None and before != _inode(self._directory)
         self._thread = threading.Thread(
             target=self.intake.run, args=(self._stopped,), name=f"nosync-door-{name}", daemon=True
         )
@@ -118,6 +123,38 @@ class ServedCheckpoint:
         """
         return self._directory.is_dir() and (path != METADATA or self.intake.lacks is None)
 
+    def _check_open(self) -> None:
+        if self.is_retired:
+            raise refused(
+                f"checkpoint {self.keep.name} was closed while this was written, for it goes on from what is kept, or elsewhere: "
+                "start the query again"
+            )
+
+    def check_follows(self, path: str) -> None:
+        """Raises RemoteError for an entry of a log that does not follow what is there: the checkpoint went back, or its
+        directory was removed, under a query that runs on.
+        """
+        file = parse(path)
+        if not isinstance(file, BatchFile):
+            return
+        before = file.batch if file.log == "commits" else file.batch - 1
+        follows = self._has_offsets(before) or not (file.log == "commits" or self._went_back)
+        if not follows and (file.log == "commits" or file.batch not in (0, self._next_batch())):
+            raise refused(
+                f"/{path} does not follow what is there: checkpoint {self.keep.name} went back to what is kept while this query "
+                "ran. Start the query again, and it goes on from there"
+            )
+
+    def _has_offsets(self, t: int) -> bool:
+        path = f"offsets/{t}"
+        is_here = (self._directory / path).exists()
+        return is_here or (isinstance(self.files, SpreadFiles) and self.files.is_elsewhere(path))
+
+    def _next_batch(self) -> int:
+        """Returns the batch that begins after the newest commit that is there."""
+        commits = (parse(f"commits/{name}") for name in self._env.list_dir(self._directory / "commits"))
+        return max((file.batch + 1 for file in commits if isinstance(file, BatchFile)), default=0)
+
     def _publish(self, path: str) -> None:
         if path.startswith("commits/") and isinstance(parse(path), BatchFile):
             self._commit = path
@@ -128,6 +165,10 @@ class ServedCheckpoint:
         if self.gate is None or not path.startswith("offsets/") or not isinstance(parse(path), BatchFile):
             return None
         return self.gate.hold([path] if self._commit is None else [path, self._commit])
+
+    def is_kept(self) -> bool:
+        """Returns whether something of the checkpoint is kept, or is about to be."""
+        return bool(len(self.keep.index)) or self.intake.has_more()
 
     def close(self) -> None:
         """Takes in what is there yet, and lets the checkpoint go."""
@@ -155,18 +196,30 @@ def _lost(files: SpreadFiles, env: Env) -> str | None:
     return None
 
 
+def _inode(directory: Path) -> int | None:
+    """Returns which directory has this name; None where there is none."""
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
 def gate_of(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gate:
     """Returns the gate of a checkpoint, which begins with what is there."""
-    elsewhere = settings.copies
+    elsewhere, said = settings.copies, ""
 
     def copies(paths: Sequence[str]) -> int:
+        nonlocal said
         here = intake.copies(paths)
-        if elsewhere is None or not here:
+        if not here:
             return here
         try:
-            return elsewhere(keep, intake.all_of(paths))
+            needed = intake.all_of(paths)
+            return here if elsewhere is None else elsewhere(keep, needed)
         except NosyncError as error:  # a batch that is not whole here is on no other node either
-            log.warning("checkpoint %s: strict mode does not count copies: %s", keep.name, error)
+            if said != str(error):
+                log.warning("checkpoint %s: strict mode does not count copies: %s", keep.name, error)
+            said = str(error)
             return 0
 
     newest = [f"{log}/{batches[-1]}" for log in ("offsets", "commits") if (batches := keep.index.batches(log))]
@@ -220,8 +273,7 @@ class ServedCheckpoints:
         async with self._opening:
             found = self._open.get(place.name)
             if found is not None and not found.can_go_on(place.path):
-                del self._open[place.name]
-                await asyncio.to_thread(found.close)
+                await self._let_go(place.name)
                 found = None
             if found is None:
                 if not may_make and place.name not in self.names():
@@ -253,9 +305,7 @@ class ServedCheckpoints:
             await self.who.check_alone(name)
         except RivalError:
             async with self._opening:
-                found = self._open.pop(name, None)
-                if found is not None:
-                    await asyncio.to_thread(found.close)
+                await self._let_go(name)
             raise
 
     def names(self) -> list[str]:
@@ -292,16 +342,25 @@ class ServedCheckpoints:
     async def forget(self, place: Place) -> None:
         """Removes a checkpoint's directory, which nothing is kept of. Raises RemoteError where something is."""
         async with self._opening:
-            found = self._open.pop(place.name, None)
-            if found is not None:  # so all is kept that is to be kept
-                await asyncio.to_thread(found.close)
-            if place.name in keeps_of(self._data, self._env) and len(
-                open_generation(self._data, place.name, self._env).index
-            ):
+            found = self._open.get(place.name)
+            is_kept = found is not None and found.is_kept()
+            if not is_kept:  # a checkpoint that stays is not closed under its query
+                await self._let_go(place.name)
+                is_kept = place.name in keeps_of(self._data, self._env) and bool(
+                    len(open_generation(self._data, place.name, self._env).index)
+                )
+            if is_kept:
                 raise denied(
                     f"checkpoint {place.name} is kept, and a query would go on from what is kept: take another name"
                 )
             await asyncio.to_thread(remove_tree, self._live / place.name, self._env)
+
+    async def _let_go(self, name: str) -> None:
+        """Closes a checkpoint, if it is open. What a request that runs writes gets no name from here on."""
+        found = self._open.pop(name, None)
+        if found is not None:
+            found.is_retired = True
+            await asyncio.to_thread(found.close)
 
     def close(self) -> None:
         """Takes in what is there yet, and lets all checkpoints go. The requests have ended."""

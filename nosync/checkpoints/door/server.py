@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import resource
 import socket
 import ssl
 import threading
@@ -28,6 +29,10 @@ _KEEP_ALIVE_S = 75
 """Longer than any client keeps a connection that it does not use: so it is not closed under the client's next request."""
 _GRACE_S = 5
 _MOST_CONNECTIONS = 1024
+_FEWEST_CONNECTIONS = 16
+_FOR_OTHERS = 128
+"""So many descriptors are left to what is not a connection. Half of the rest are for the files that connections read."""
+_SAY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_most_connections(),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=None if tls is None else str(tls.certificate),
@@ -94,7 +99,10 @@ class Server:
             config.load()
         except (OSError, ssl.SSLError) as error:
             self._socket.close()
-            raise InvalidInputError(f"the certificate, its key or the CA cannot be used: {error}") from error
+            files = [] if tls is None else [tls.certificate, tls.key, *([tls.ca] if tls.ca else [])]
+            missing = next((f"{path} is not there" for path in files if not path.exists()), None)
+            shown = missing or f"{', '.join(map(str, files))}: {error}; expected PEM files that belong together"
+            raise InvalidInputError(f"the certificate, its key or the CA cannot be used: {shown}") from error
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._server, started), name="nosync-door", daemon=True)
@@ -103,7 +111,9 @@ class Server:
 
     def _run(self, server: uvicorn.Server, started: threading.Event) -> None:
         async def serve() -> None:
-            asyncio.get_running_loop().call_soon(started.set)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_Complaints())
+            loop.call_soon(started.set)
             await server.serve(sockets=[self._socket])
 
         try:
@@ -125,10 +135,30 @@ class Server:
         self._socket.close()
 
 
+class _Complaints:
+    """Logs what the event loop complains of: once in a while, where it complains again and again."""
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._last_s >= _SAY_AGAIN_S:
+            self._last_s = loop.time()
+            log.warning("the door: %s: %s", context.get("message"), error.strerror or error)
+
+
+def _most_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_FEWEST_CONNECTIONS, min(_MOST_CONNECTIONS, (soft - _FOR_OTHERS) // 2))
+
+
 def _listening(host: str, port: int) -> socket.socket:
     """Returns a socket that listens. Raises InvalidInputError where that cannot be."""
-    if not 0 <= port <= 65535:
-        raise InvalidInputError(f"port {port}: expected 0 (any) to 65535")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise InvalidInputError(f"port {port!r}: expected 0 (any) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -153,6 +183,9 @@ def _protocol(head_timeout_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if len(self.connections) > (self.limit_concurrency or _MOST_CONNECTIONS):
+                transport.abort()  # an answer would need another descriptor, and whoever waits here says nothing
+                return
             self._deadline = self.loop.call_later(head_timeout_s, transport.close)
 
         def data_received(self, data: bytes) -> None:
@@ -163,6 +196,9 @@ def _protocol(head_timeout_s: float) -> type[H11Protocol]:
                 self._deadline = None
             elif has_begun and self._deadline is None:
                 self._deadline = self.loop.call_later(head_timeout_s, self.transport.close)
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """An answer of HTTP follows, and uvicorn's advice is for others than who runs a door."""
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._deadline is not None:

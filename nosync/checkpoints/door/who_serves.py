@@ -36,7 +36,9 @@ STATES = "state/"
 FETCH_PATIENCE_S = 20.0
 """How long the first request for a checkpoint waits for what only peers have. Spark waits for 60 seconds."""
 COMES_BACK_S = 10.0
-"""How long an executor waits for the door that serves its checkpoint: it may be opened again."""
+"""How long an executor waits for the door that serves its checkpoint, which may be opened again; and a driver for one that
+may serve it, and does not answer.
+"""
 ASK_AGAIN_S = 1.0
 MISDIRECTED = 421
 """The HTTP status of what was sent to a door that does not serve the checkpoint."""
@@ -71,13 +73,14 @@ class WhoServes:
                     return None
                 if place.name in self._nodes:
                     break
-                found, is_final = await asyncio.to_thread(self._find, place)
+                is_late = self._env.monotonic_s() >= end_s
+                found, is_final = await asyncio.to_thread(self._find, place, is_late=is_late)
                 if found is not None:
                     log.info("checkpoint %s is served by the door of %s", place.name, found.node)
                     self._nodes[place.name] = found.node
                 elif is_final:
                     return None
-                elif self._env.monotonic_s() >= end_s:
+                elif is_late:
                     raise refused(
                         f"no door serves checkpoint {place.name} at the moment: it is opened when the query's driver asks for it"
                     )
@@ -89,12 +92,14 @@ class WhoServes:
         """The door that served a checkpoint does not answer, or does not serve it any more."""
         self._nodes.pop(name, None)
 
-    def _find(self, place: Place) -> tuple[Server | None, bool]:
-        """Returns who serves a checkpoint; None and True where this door is to, None and False where nobody does yet."""
+    def _find(self, place: Place, *, is_late: bool) -> tuple[Server | None, bool]:
+        """Returns who serves a checkpoint; None and True where this door is to, None and False where nobody does yet, or it
+        is not known. `is_late`: who did not say by now whether it serves the checkpoint is not waited for.
+        """
         live = self._data / CHECKPOINT_LIVE / place.name
         is_here, is_state = self._env.exists(live / METADATA), place.path.startswith(STATES)
         try:
-            found = self._servers(place.name)
+            found, all_said = self._servers(place.name)
         except NosyncError:
             if is_here:  # it goes on without its daemon
                 return None, True
@@ -102,19 +107,23 @@ class WhoServes:
         if not found and not is_here and not is_state:
             # Peers may not be met yet. When this returns they are, or are not there.
             ask_peers(self._data, place.name, FETCH_PATIENCE_S)
-            found = self._servers(place.name)
+            found, all_said = self._servers(place.name)
         if found:
             put_aside(live, self._env)
             return found[0], True
+        if not all_said and not is_late:
+            return None, False
         return None, is_here or not is_state or not self._doors.peers()
 
-    def _servers(self, name: str) -> list[Server]:
-        """Returns the doors that serve a checkpoint and were not cut off, the one that counts first."""
-        found = self._doors.servers(name)
+    def _servers(self, name: str) -> tuple[list[Server], bool]:
+        """Returns the doors that serve a checkpoint and were not cut off, the one that counts first, and whether all that
+        may serve it said so.
+        """
+        found, all_said = self._doors.servers(name)
         if found:
             newest = open_generation(self._data, name, self._env).generation
             found = [one for one in found if one.generation >= newest]
-        return found
+        return found, all_said
 
     async def check_alone(self, name: str) -> None:
         """Raises RivalError where another door counts as the one that serves a checkpoint, which this one serves, too.
@@ -137,7 +146,7 @@ class WhoServes:
                 newest = open_generation(self._data, name, self._env).generation
                 if newest > generation:
                     return Server(newest, "")
-            found = self._doors.servers(name)
+            found, _ = self._doors.servers(name)
             if not found or not found[0].comes_before(Server(generation, self._doors.me)):
                 return None
         except NosyncError as error:  # a query does not end because its daemon is away

@@ -194,7 +194,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         ({"host": "no.such.host.invalid"}, "give a certificate"),
         ({"port": 70000}, "expected 0"),
         ({"patience_s": 60.0}, "for which Spark waits"),
-        ({"keep_batches": 0}, "at least 1"),
+        ({"keep_batches": 0}, "number from 1 on"),
         ({"certificate": "c"}, "and its key"),
         ({"ca": "c"}, "and its key"),
         ({"certificate": tmp_path / "no", "key": tmp_path / "no"}, "cannot be used"),

@@ -72,6 +72,20 @@ def test_patience_ends_and_nothing_is_held_until_the_peers_are_back() -> None:
     assert world.gate.may_answer(held)
 
 
+def test_what_was_given_up_on_may_be_removed_before_it_is_there() -> None:
+    """After a long time without peers it is none of the batches that are kept."""
+    world = World()
+    held = world.begin(0)
+    world.now_s += PATIENCE_S
+    assert world.gate.may_answer(held)
+    for n in range(1, 5):
+        world.begin(n)
+    world.published = world.published[-2:]
+    assert world.gate.state is GateState.DEGRADED
+    world.ship()
+    assert world.gate.state is GateState.STRICT
+
+
 def test_what_was_there_before_does_not_use_up_patience() -> None:
     world = World(before=["offsets/7", "commits/7"])
     assert world.gate.state is GateState.CATCHING_UP

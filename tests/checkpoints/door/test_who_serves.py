@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nosync.checkpoints.door import who_serves
 from nosync.checkpoints.door.intake import Intake
 from nosync.checkpoints.door.other_doors import Server
 from nosync.checkpoints.door.places import Place
@@ -25,15 +26,19 @@ class OtherDoors:
 
     me = "n2"
 
-    def __init__(self, **serve: int) -> None:
-        self.serve = serve
+    def __init__(self, *, silent: bool = False, **serve: int) -> None:
+        self.serve, self.silent, self.asked = serve, silent, 0
 
     def peers(self) -> dict[str, bool]:
         return dict.fromkeys(("n1", "n3"), True)
 
-    def servers(self, name: str) -> list[Server]:
+    def servers(self, name: str) -> tuple[list[Server], bool]:
         assert name == "words"
-        return sorted((Server(g, n) for n, g in self.serve.items()), key=lambda one: (-one.generation, one.node))
+        self.asked += 1
+        if self.silent:
+            return [], False
+        found = sorted((Server(g, n) for n, g in self.serve.items()), key=lambda one: (-one.generation, one.node))
+        return found, True
 
 
 @pytest.fixture
@@ -82,3 +87,30 @@ def test_a_door_that_does_not_count_takes_no_offsets(
 @pytest.mark.parametrize("doors", [OtherDoors(), OtherDoors(n3=1), OtherDoors(n1=0)])
 def test_the_door_that_counts_takes_them(tmp_path: Path, live: Path, doors: OtherDoors) -> None:
     asyncio.run(who(tmp_path, doors, 1).check_alone("words"))
+
+
+class Clock(Env):
+    """A clock that goes on by what is slept."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+@pytest.mark.parametrize("answers_after", [3, None])
+def test_a_door_that_does_not_answer_at_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_after: int | None
+) -> None:
+    """It paused, and serves the checkpoint still. One that never answers is not waited for beyond patience."""
+    doors = OtherDoors(silent=True, n1=0)
+
+    async def no_sleep(_: float) -> None:
+        doors.silent = answers_after is None or doors.asked < answers_after
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    monkeypatch.setattr(who_serves, "ask_peers", lambda *_: None)
+    found = WhoServes(tmp_path, Clock(), doors, lambda name: None)  # type: ignore[arg-type]
+    assert asyncio.run(found.node_of(METADATA, is_sent_on=False)) == (None if answers_after is None else "n1")
+    assert doors.asked > 2
