@@ -47,6 +47,11 @@ class ChangedStages:
     replaced: tuple[str, ...] = ()
     """Those of these with another key or other columns: they are made of the branch's own layers alone."""
 
+    def is_of(self, timeline: Timeline) -> bool:
+        """Returns whether a timeline was made with these."""
+        mine, its = (self.changed, self.anew, self.replaced), (timeline.changed, timeline.anew, timeline.replaced)
+        return [{*names} for names in mine] == [{*names} for names in its]
+
 
 SAME_CODE = ChangedStages()
 
@@ -301,3 +306,10 @@ def creation(refs: Refs, name: str, parent: str, at: int, stages: ChangedStages 
     if stages.replaced:
         entry |= {"do": CREATE_REPLACING, "replaced": sorted(stages.replaced)}
     return entry
+
+
+def not_as_far(refs: Refs, branch: str, theirs: int | None, mine: int | None) -> str:
+    """Says why a branch that has not come as far as main cannot be promoted."""
+    common = refs.shared_until(refs.names[MAIN], refs.names[branch])
+    back = "" if common is None else f"; or, where it is what main was before an upgrade, go back: rewind({common})"
+    return f"branch {branch} is at epoch {theirs}, main at {mine}: replay() it first{back}"

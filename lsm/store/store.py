@@ -23,7 +23,7 @@ from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError,
 from nosync.lsm.facts.pins import Pin, Pins, check_pinnable
 from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, not_as_far
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Manifest, digest_listed
@@ -182,7 +182,7 @@ class Store(StoreReader):
         timelines.timeline(branch)
         mine, theirs = self.last_sealed(), self.last_sealed(branch)
         if branch != MAIN and mine is not None and (theirs is None or theirs < mine):
-            raise InvalidInputError(f"branch {branch} is at epoch {theirs}, main at {mine}: replay() it first")
+            raise InvalidInputError(not_as_far(timelines.refs, branch, theirs, mine))
         kept = self._name_of_kept("promote", keep_as)
         self.node.promote(branch, kept)
         return kept

@@ -61,6 +61,13 @@ def compact(path: Path, stage: str | None, retain: int | None, alone: bool, as_j
         )
 
 
+def _check_keep_as(keep_as: str | None, *, drop: bool) -> None:
+    if drop and keep_as is not None:
+        raise click.UsageError("--drop keeps nothing: leave out --keep-as")
+    if keep_as == "":
+        raise click.UsageError("--keep-as has no name: give one, or --drop to delete what would be kept")
+
+
 @cli.command()
 @STORE
 @click.argument("epoch", type=int)
@@ -79,8 +86,7 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
     \b
       nosync rewind state/ 26
     """
-    if drop and keep_as:
-        raise click.UsageError("--drop keeps nothing: leave out --keep-as")
+    _check_keep_as(keep_as, drop=drop)
     check_store(path)
     with nosync.open(path, alone=alone) as store:
         last = store.last_sealed()
@@ -114,8 +120,7 @@ def promote(path: Path, branch: str, keep_as: str | None, drop: bool, alone: boo
     \b
       nosync promote state/ fix
     """
-    if drop and keep_as:
-        raise click.UsageError("--drop keeps nothing: leave out --keep-as")
+    _check_keep_as(keep_as, drop=drop)
     check_store(path)
     with nosync.open(path, alone=alone) as store:
         was = store.last_sealed()

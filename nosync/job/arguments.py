@@ -42,6 +42,13 @@ def check_arguments(
     check_sinks(sinks, flow)
 
 
+def check_flow(flow: object, call: str) -> None:
+    """Raises InvalidInputError for what is no flow. `call`: the method that it was given to."""
+    if not isinstance(flow, Dataflow):
+        hint = f": give what it returns, {call}({getattr(flow, '__name__', 'make_flow')}())" if callable(flow) else ""
+        raise InvalidInputError(f"{call}({flow!r}): expected a nosync.Dataflow{hint}")
+
+
 def _check_shape(flow: Dataflow, shards: object, groups: int) -> None:
     if flow.key_groups != groups:
         raise FlowError(

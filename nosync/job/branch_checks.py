@@ -30,11 +30,11 @@ from nosync.flow.stage_options import FinalOptions
 from nosync.flow.tables import NewestRows
 from nosync.job.meanings import times_of
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
-from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
 from nosync.lsm.manifests.manifest import DROP
 from nosync.lsm.model.history import History
-from nosync.lsm.model.layer import TraceId
+from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.trace.directory import LayerDirectory
 
@@ -42,6 +42,15 @@ _BY_CONTENTS = (AGGREGATE, ARRANGE, DISTINCT, JOIN, PER_KEY)
 """Kinds of stages that may hold rows of an input that changes, and find the one that goes by what is in it."""
 _BY_ARRIVAL = (SEEN, FIRST, INTERVAL_SIDE, INTERVAL_JOIN, TIMED_UPDATE, OUTPUT)
 """Kinds of stages by event time that forget, or give for good, as the watermark goes on."""
+
+UPGRADING = "upgrade-in-progress"
+"""The branch that an upgrade makes and promotes; one that is there was made by an upgrade that died."""
+
+
+def check_branch_name(name: str) -> None:
+    """Raises InvalidInputError for a name that no branch of a user has."""
+    if check_name(name, "branch name") == UPGRADING:
+        raise InvalidInputError(f"branch {name!r}: an upgrade has this name while it is made; give another one")
 
 
 @dataclass(frozen=True)

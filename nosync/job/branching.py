@@ -8,6 +8,7 @@ from typing import Any
 from nosync.flow.dataflow import Dataflow
 from nosync.job.branch_checks import (
     Difference,
+    check_branch_name,
     check_same_sources,
     check_sources_are_there,
     difference,
@@ -19,7 +20,7 @@ from nosync.job.meanings import recorded_aggregates, recorded_times
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
-from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.branches import MAIN, not_as_far
 from nosync.lsm.model.history import replaced_at
 from nosync.lsm.model.timestamp import END_OF_TIME, last_of
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
@@ -54,6 +55,7 @@ class Branching:
         """Makes a branch at a sealed epoch, unless the same call made it before. Returns its flow. `declared`: the job's
         flow with other queries of `views`.
         """
+        check_branch_name(name)
         since = self._store.since()
         if t < since:
             raise CompactedError(
@@ -67,9 +69,13 @@ class Branching:
         refs = self._node.timelines.refs
         known = refs.timeline_of(name) if name in refs.names else None
         parent = self._node.timelines.timeline(self._position.branch).id
-        wanted = (parent, t, tuple(sorted(stages.changed)))
+        wanted = (parent, t, tuple(sorted(stages.changed)), {*stages.replaced})
         # A version before let fewer stages begin anew, and its branches go on as they began.
-        if known is None or (known.parent, known.at, known.changed) != wanted or not {*known.anew} <= {*stages.anew}:
+        if (
+            known is None
+            or (known.parent, known.at, known.changed, {*known.replaced}) != wanted
+            or not {*known.anew} <= {*stages.anew}
+        ):
             self._node.create_branch(name, self._position.branch, t, stages)
         return flow
 
@@ -112,10 +118,10 @@ class Branching:
         timelines = self._node.timelines
         at, before = timelines.timeline(other.branch).at, timelines.timeline(MAIN).id
         mine, theirs = self._position.last_sealed(), other.last_sealed()
-        if at is None or theirs is None or mine is None or theirs < mine:
-            raise FlowError(f"branch {other.branch} is at epoch {theirs}, main at {mine}: replay() it first")
+        if theirs is None or mine is None or theirs < mine:
+            raise FlowError(not_as_far(timelines.refs, other.branch, theirs, mine))
         check_sinks(self._sinks, declared)
-        common = self._common(other, int(min(mine, at)))
+        common = self._common(other, int(mine if at is None else min(mine, at)))
         histories = self._node.histories(other.branch)
         replaced = [s for s, spans in histories.items() if (replaced_at(spans, END_OF_TIME) or 0) > last_of(common)]
         check_not_given(replaced, self._sinks)

@@ -111,8 +111,14 @@ def explain(
         raise NotAvailableError(
             f"cannot explain epoch {as_of}: " + ("none was run yet" if last is None else f"run are {first} to {last}")
         )
-    wanted_key = _check_key(bound, key)
     t = last if as_of is None else as_of
+    begun = recorded.replaced_from(stage, branch)
+    if begun is not None and t < begun:
+        raise NotAvailableError(
+            f"stage {stage} began anew at epoch {begun}, with another key or other columns than as of epoch {t}: the flow of "
+            "then explains it, on the branch that the line before is kept as"
+        )
+    wanted_key = _check_key(bound, key)
     walk = Walk(flow, recorded, branch, first, t, evaluate)
     steps = walk.back_from(bound, wanted_key, progress)
     state = recorded.read(stage, t, branch=branch) if bound.recorded else walk.rows_of(stage)
@@ -126,6 +132,11 @@ def _names(stage: BoundStage) -> list[str]:
 
 
 def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
+    if not isinstance(key, Mapping):
+        raise InvalidInputError(
+            f"stage {stage.name}: key is {key!r}, expected its columns and values: "
+            f"{{{', '.join(f'{name!r}: ...' for name in stage.key or stage.output.names[:1])}}}"
+        )
     if not key and stage.key[:1] == (ALL_ROWS,):
         return pa.table({ALL_ROWS: pa.array([0], ALL_ROWS_TYPE)})
     if not key:
@@ -134,11 +145,6 @@ def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
         raise InvalidInputError(
             f"explain needs the key of stage {stage.name}, {', '.join(stage.key)}; given are {', '.join(key)}: what led to "
             "a value is looked for by its key"
-        )
-    if not isinstance(key, Mapping):
-        raise InvalidInputError(
-            f"stage {stage.name}: key is {key!r}, expected its columns and values: "
-            f"{{{', '.join(f'{name!r}: ...' for name in stage.key or stage.output.names[:1])}}}"
         )
     columns = {}
     for name, value in key.items():

@@ -79,9 +79,14 @@ class FlowVersions:
         """Returns what this timeline sealed at an epoch, or else the one that it came from."""
         return self._position.manifest(t) or self.parents_manifest(t)
 
-    def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
-        """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
-        return self._bind(other, sources=sources)
+    def bound(self, other: Dataflow, sources: Mapping[str, str], timeline: str | None = None) -> BoundFlow:
+        """Returns another flow as it would be on a timeline (default: this one), from recorded sources of these
+        fingerprints.
+        """
+        if timeline is None:
+            return self._bind(other, sources=sources)
+        refs = self._node.timelines.refs
+        return self._bind(other, sources=sources, begins=refs.begins(timeline), bootstrap_at=refs.anew(timeline))
 
     def as_recorded(self, other: Dataflow, manifest: Manifest, stages: Collection[str]) -> BoundFlow:
         """Returns another flow where each stage has the fingerprint that it had in an epoch if its own code is the same.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.views import Query
-from nosync.job.arguments import check_arguments, check_shards
+from nosync.job.arguments import check_arguments, check_flow, check_shards
 from nosync.job.backfill import Backfill, BackfillReport
 from nosync.job.backfill_range import MAX_GAP
 from nosync.job.branching import Branching
@@ -175,6 +175,7 @@ class Job(JobViews, JobStreams):
         """Says what `upgrade(flow)` will do, without doing it. None: there is no epoch yet."""
         from nosync.spark.pickling import frozen  # noqa: PLC0415 - the store works without pyspark
 
+        check_flow(flow, "plan_upgrade")
         return self._upgrade_to(frozen(flow, self._spark), keep_as, self._versions.declared).plan
 
     def upgrade(self, flow: Dataflow, *, keep_as: str | None = None) -> UpgradePlan | None:
@@ -183,12 +184,13 @@ class Job(JobViews, JobStreams):
         Only the new code is needed. Stages whose code changed go on from the state that is recorded; where their input
         changes they begin anew, with what their code makes of all rows that are there. New stages begin with the next
         epoch, and so do new columns of sources, in which recorded rows have null. The line before stays as branch
-        `keep_as` (default: `before-upgrade-<epoch>`), to be read, compared and promoted again, until it is deleted.
+        `keep_as` (default: `before-upgrade-<epoch>`), to be read and compared, until it is deleted.
         `Job(flow, store, upgrade=True)` does it where no job runs. Returns what was done. Raises FlowError or
         SchemaError, naming the stage, where the flow cannot go on from what is recorded.
         """
         from nosync.spark.pickling import frozen  # noqa: PLC0415
 
+        check_flow(flow, "upgrade")
         code = frozen(flow, self._spark)
         with self._turn:
             plan = self._upgrade(code, keep_as, self._versions.declared)
@@ -311,6 +313,8 @@ class Job(JobViews, JobStreams):
         recomputed layer must have the digest that its manifest remembers, else DeterminismError. At the end it looks
         again: what is still missing is recovered as well, or named in `unrecoverable`.
         """
+        if outputs is not None and not isinstance(outputs, Collection):
+            raise InvalidInputError(f"recover(outputs={outputs!r}): expected names of stages")
         chosen = {self.stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
         with self._turn:
             return self._recovery.run(inputs, chosen, verify=verify, progress=progress)

@@ -88,9 +88,9 @@ class JobViews:
         """
         return self._reading.verify(view_of(name, self._versions.declared), as_of)
 
-    def stage(self, name: str) -> BoundStage:
-        """Returns a stage with its schemas. Raises UnknownStageError."""
-        return self._reading.stage(name)
+    def stage(self, name: str, as_of: int | None = None) -> BoundStage:
+        """Returns a stage with its schemas, as they are, or as they were at an epoch. Raises UnknownStageError."""
+        return self._reading.stage(name, as_of)
 
     def last_sealed(self) -> int | None:
         """Returns the newest epoch of this job's branch."""

@@ -7,13 +7,14 @@ Steps
    recorded rows, and those that its wanted rows came from are told apart by a tag, by position, or by halving.
 3. What is wanted of the sources is the answer.
 
-A step that can only say "some of these" says so: it is not exact. (Why-provenance: Buneman, Khanna, Tan, Why and Where,
-ICDT 2001; lineage by replay: Ikeda, Park, Widom, CIDR 2011.)
+A step that can only say "some of these" says so: it is not exact. That is also so at epochs that other code computed, as
+before an upgrade: what is not recorded of them is not computed again with today's code. (Why-provenance: Buneman, Khanna,
+Tan, Why and Where, ICDT 2001; lineage by replay: Ikeda, Park, Widom, CIDR 2011.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ from nosync.flow.bound_stage import (
 )
 from nosync.flow.kinds import FILTER, IN_JVM, JOIN, LOOP, MAP, PER_KEY, UNION
 from nosync.flow.stage_options import FinalOptions
+from nosync.job.other_code import Manifests, epochs_of_other_code
 from nosync.kernels.windows import END, START, with_windows
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
 from nosync.lsm.errors import CompactedError
@@ -53,7 +55,7 @@ _MOST_CALLS = 512
 """How often a function is called to find the rows that one shard's wanted rows of one epoch came from."""
 
 
-class Recorded(Protocol):
+class Recorded(Manifests, Protocol):
     """A store, where recorded rows come from."""
 
     def read(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Table:
@@ -96,6 +98,8 @@ class _Wanted:
     rows: dict[tuple[int, int], tuple[pa.Table, Bools]] = field(default_factory=dict)
     exact: bool = True
     notes: list[str] = field(default_factory=list)
+    unknown: set[int] = field(default_factory=set)
+    """Epochs of which it is not known what its rows were: other code made them, and they are not recorded."""
 
     def add(self, t: int, shard: Shard, fed: pa.Table, mask: Bools) -> None:
         """Adds rows to what is wanted. Two ways may lead to the same one."""
@@ -123,6 +127,7 @@ class Walk:
         self._flow, self._recorded, self._branch = flow, recorded, branch
         self._first, self._t, self._evaluate = first, t, evaluate
         self._wanted: dict[str, _Wanted] = {}
+        self._other: Mapping[str, set[int]] = {}
 
     # --- step 2 -----------------------------------------------------------------------------------------------------
 
@@ -130,6 +135,8 @@ class Walk:
         self, start: BoundStage, key: pa.Table, progress: Callable[[int, int], None] | None
     ) -> tuple[Lineage, ...]:
         stages = self._leading_to(start)
+        epochs = range(self._first, self._t + 1)
+        self._other = epochs_of_other_code(stages, self._inputs, self._recorded, self._branch, epochs)
         mine = self._of(start.name)
         for t, shard, rows in self._edges(start.name):
             mine.add(t, shard, rows, matching(rows, key, [n for n in key.column_names if n in rows.column_names])[0])
@@ -140,8 +147,11 @@ class Walk:
             wanted = self._wanted.pop(stage.name)
             rows = wanted.table(stage.output)
             for name in dict.fromkeys(self._inputs(stage)):
-                self._input(stage, name, rows)
-            steps.append(Lineage(stage.name, stage.kind, rows, wanted.exact, tuple(dict.fromkeys(wanted.notes))))
+                self._input(stage, name, self._of_this_code(stage, name, rows))
+                if wanted.unknown:
+                    self._all(stage, name, wanted.unknown)
+            is_exact = wanted.exact and not wanted.unknown
+            steps.append(Lineage(stage.name, stage.kind, rows, is_exact, tuple(dict.fromkeys(wanted.notes))))
             if progress:
                 progress(done + 1, len(stages))
         return tuple(steps)
@@ -170,6 +180,40 @@ class Walk:
 
     def _of(self, name: str) -> _Wanted:
         return self._wanted.setdefault(name, _Wanted())
+
+    def _of_this_code(self, stage: BoundStage, name: str, rows: pa.Table) -> pa.Table:
+        """Returns the wanted rows that the stage made by the code that it has. Of an input of others all rows are wanted."""
+        epochs = rows.column(EPOCH_COLUMN).to_pylist()
+        other = self._other.get(stage.name, set()).intersection(epochs)
+        if not other:
+            return rows
+        if stage.kind in (FILTER, UNION, MAP, *IN_JVM):
+            self._all(stage, name, other)
+            return rows.filter(pa.array([t not in other for t in epochs]))
+        self._of(name).exact = False
+        self._of(name).notes.append(
+            f"{stage.name} had other code up to epoch {max(other)}: rows of its keys by today's"
+        )
+        return rows
+
+    def _all(self, stage: BoundStage, name: str, epochs: set[int]) -> None:
+        """Wants all rows that an input had at some epochs."""
+        of = self._of(name)
+        of.exact = False
+        of.notes.append(
+            f"{stage.name} had other code up to epoch {max(epochs)}: all rows that came then, of which some count"
+        )
+        if not self._flow.stages[name].recorded:
+            of.unknown |= epochs
+            return
+        for t, shard, fed in self._edges(name, epochs):
+            of.add(t, shard, fed, np.ones(len(fed), dtype=np.bool_))
+
+    def _known(self, name: str, epochs: Iterable[int]) -> set[int]:
+        """Returns the epochs at which what an input had is known. At the others all that led to it is wanted."""
+        unknown = set() if self._flow.stages[name].recorded else self._other.get(name, set()).intersection(epochs)
+        self._of(name).unknown |= unknown
+        return set(epochs) - unknown
 
     def _input(self, stage: BoundStage, name: str, rows: pa.Table) -> None:
         """Notes what the wanted rows of a stage make wanted of one of its inputs."""
@@ -202,9 +246,8 @@ class Walk:
 
     def _keep(self, name: str, mask: Callable[[int, pa.Table], Bools], *, until: int) -> None:
         of = self._of(name)
-        for t, shard, fed in self._edges(name):
-            if t <= until:
-                of.add(t, shard, fed, mask(t, fed))
+        for t, shard, fed in self._edges(name, self._known(name, range(self._first, until + 1))):
+            of.add(t, shard, fed, mask(t, fed))
 
     def _by_key(self, name: str, rows: pa.Table, key: Sequence[str]) -> None:
         """Wants the input's rows of the same keys, up to the epoch at which each key is wanted last."""
@@ -263,7 +306,7 @@ class Walk:
         """Wants the rows that a function or an expression made the wanted ones from."""
         of = self._of(name)
         epochs = rows.column(EPOCH_COLUMN).to_numpy()
-        for t, shard, fed in self._edges(name, set(epochs.tolist())):
+        for t, shard, fed in self._edges(name, self._known(name, epochs.tolist())):
             id = LayerId(TraceId(stage.name, stage.fingerprint, shard), Description.of_epoch(t))
             found = sources(stage, fed, rows.filter(pa.array(epochs == t)), id)
             if found is None:

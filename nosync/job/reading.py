@@ -68,8 +68,13 @@ class Reading:
             raise NotAvailableError(f"epoch {t} was not run yet; the newest is {last}")
         return t
 
-    def stage(self, name: str) -> BoundStage:
-        """Returns a stage with its schemas. Raises UnknownStageError."""
+    def stage(self, name: str, as_of: int | None = None) -> BoundStage:
+        """Returns a stage with its schemas, and its key, as they are, or as they were at an epoch. Raises
+        UnknownStageError.
+        """
+        if as_of is not None:
+            history = self._node.histories(self._position.branch).get(name, ())
+            return self._as_recorded(self.stage(name), history, as_of)
         flow = self._versions.flow
         if name not in flow.stages:
             raise UnknownStageError(

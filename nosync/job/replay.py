@@ -13,7 +13,7 @@ from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.sealing import Sealing
 from nosync.job.stream_checks import came_by
-from nosync.lsm.errors import FlowError, NotAvailableError
+from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError
 from nosync.lsm.manifests.input_policy import policies
 from nosync.lsm.manifests.manifest import DROP, Manifest
 from nosync.lsm.model.timestamp import Epoch, epoch_of
@@ -102,6 +102,8 @@ class ReplayPlanner:
 
         Raises FlowError or NotAvailableError where there is nothing to replay.
         """
+        if to is not None and (isinstance(to, bool) or not isinstance(to, int) or to < 0):
+            raise InvalidInputError(f"replay({to!r}): expected the number of an epoch")
         branch = self._position.branch
         timeline = self._node.timelines.timeline(branch)
         if timeline.parent is None:

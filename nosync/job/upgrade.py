@@ -19,8 +19,10 @@ from nosync.flow.bound_stage import TIMED_UPDATE, declared_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import UPDATE
 from nosync.job.branch_checks import (
+    UPGRADING,
     added_columns,
     changed_stages,
+    check_branch_name,
     check_sources_are_there,
     difference,
     recorded_schema,
@@ -31,7 +33,7 @@ from nosync.job.flow_versions import FlowVersions
 from nosync.job.meanings import recorded_aggregates, recorded_times
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
-from nosync.lsm.errors import CompactedError, FlowError, NosyncError
+from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, NosyncError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE
 from nosync.lsm.manifests.manifest import Manifest
@@ -42,9 +44,6 @@ from nosync.lsm.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_MEANWHILE = "upgrade-in-progress"
-"""The branch that an upgrade makes and promotes; one that is there was made by an upgrade that died."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,13 @@ class UpgradePlan:
     dropped: tuple[str, ...]
     new_columns: Mapping[str, tuple[str, ...]]
     """Rows that are recorded have null in them."""
+    taken_back: tuple[str, ...] = ()
+    """An upgrade changed them, with which nothing ran. They have the code of before again."""
 
     @property
     def is_needed(self) -> bool:
         """Returns whether anything is another one than before."""
-        return bool(self.goes_on or self.begins_anew or self.new or self.dropped or self.new_columns)
+        return bool(self.goes_on or self.begins_anew or self.new or self.dropped or self.new_columns or self.taken_back)
 
     def facts(self) -> dict[str, str]:
         """Returns what is shown of it, by what it is."""
@@ -78,6 +79,7 @@ class UpgradePlan:
             "new": ", ".join(self.new),
             "dropped": ", ".join(self.dropped),
             "new columns": columns,
+            "taken back": ", ".join(self.taken_back),
         }
         return {what: text for what, text in names.items() if text}
 
@@ -136,7 +138,8 @@ class Upgrade:
         traces = {entry.id.trace.stage: entry.id.trace for entry in manifest.entries}
         recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
         columns = self._new_columns(traces)
-        bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns})
+        # As on the timeline of the epoch: one that an upgrade made, and with which nothing ran, is as good as none.
+        bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns}, manifest.timeline)
         if isinstance(self._sinks, Mapping):
             check_sinks(self._sinks, self._declared)
             check_columns(self._sinks, bound)
@@ -156,8 +159,10 @@ class Upgrade:
         self._stages = found.on_branch(more)
         timeline = self._store.node.timelines.timeline(MAIN)
         has_epochs = manifest.timeline == timeline.id
-        if not has_epochs and {*self._stages.changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
-            return UpgradePlan(int(last), None, (), (), (), (), {})  # nothing ran since the upgrade before
+        waits = not has_epochs and self._at is None and timeline.at == last  # nothing ran since the upgrade before
+        if waits and self._stages.is_of(timeline):
+            return UpgradePlan(int(last), None, (), (), (), (), {})
+        self._check_keep_as(keep_as)
         kept = keep_as or self._free_name(f"before-upgrade-{last}")
         return UpgradePlan(
             int(last),
@@ -167,7 +172,16 @@ class Upgrade:
             _declared_names(name for name in changed if name not in recorded and name not in anew),
             _declared_names(found.gone),
             more,
+            _declared_names(name for name in timeline.changed if waits and name not in changed),
         )
+
+    def _check_keep_as(self, name: str | None) -> None:
+        """Raises InvalidInputError for a name that the line before cannot have."""
+        if name is None:
+            return
+        check_branch_name(name)
+        if name in self._store.node.timelines.refs.names:
+            raise InvalidInputError(f"branch {name!r} exists: keep the line before the upgrade under another name")
 
     def _with_sinks(self, stages: Collection[str]) -> Collection[str]:
         """Returns the stages that have a sink. Where no job says so, those of which one was told where it begins."""
@@ -217,14 +231,14 @@ class Upgrade:
         assert self.plan is not None, "there is an epoch"
         node = self._store.node
         self._position.take_over(node.timelines.timeline(MAIN).id)
-        if _MEANWHILE in node.timelines.refs.names:
-            node.delete_branch(_MEANWHILE)
-        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._stages)
+        if UPGRADING in node.timelines.refs.names:
+            node.delete_branch(UPGRADING)
+        node.create_branch(UPGRADING, MAIN, self.plan.at, self._stages)
         try:
-            node.promote(_MEANWHILE, self.plan.keep_as)
+            node.promote(UPGRADING, self.plan.keep_as)
         except NosyncError:
-            if _MEANWHILE in node.timelines.refs.names:
-                node.delete_branch(_MEANWHILE)
+            if UPGRADING in node.timelines.refs.names:
+                node.delete_branch(UPGRADING)
             raise
 
     def branch_off(self, name: str) -> None:
@@ -234,6 +248,7 @@ class Upgrade:
         name in use.
         """
         assert self.plan is not None, "there is an epoch"
+        check_branch_name(name)
         at, timelines = self.plan.at, self._store.node.timelines
         if at < self._store.since():
             raise CompactedError(
@@ -245,8 +260,8 @@ class Upgrade:
             self._versions.flow, at, {e.id.trace.stage for e in manifest.entries} if manifest else set()
         )
         known = timelines.timeline(name) if name in timelines.refs.names else None
-        wanted = (timelines.timeline(MAIN).id, at, {*self._stages.changed}, {*self._stages.anew})
-        if known is None or (known.parent, known.at, {*known.changed}, {*known.anew}) != wanted:
+        is_same = known is not None and (known.parent, known.at) == (timelines.timeline(MAIN).id, at)
+        if known is None or not (is_same and self._stages.is_of(known)):
             self._store.node.create_branch(name, MAIN, at, self._stages)
 
 

@@ -35,8 +35,8 @@ class Side(Protocol):
     def changes(self, stage: str, after: AsOf, until: AsOf) -> DataFrame:
         """Returns the change feed of a stage."""
 
-    def stage(self, name: str) -> BoundStage:
-        """Returns a stage with its schemas."""
+    def stage(self, name: str, as_of: int | None = None) -> BoundStage:
+        """Returns a stage with its schemas, as they are, or as they were at an epoch."""
 
     def sums_of(self, stage: str) -> tuple[str, ...]:
         """Returns the columns of a stage that may be added up."""
@@ -130,7 +130,8 @@ def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
     Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`.
     For a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
     """
-    key, values, keyed = _columns(a, b, stage)
+    t = _epoch(a, b, as_of)
+    key, values, keyed = _columns(a, b, stage, t)
     compared = values if keyed else [_COUNT]
     clash = [f"{v}_{side}" for v in compared for side in "ab" if f"{v}_{side}" in key]
     if clash:
@@ -139,17 +140,17 @@ def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
             "diff_summary()"
         )
     shown = [F.col(quoted(f"{side};{v}")).alias(f"{v}_{side}") for v in compared for side in "ab"]
-    found = _differences(a, b, stage, _epoch(a, b, as_of))
+    found = _differences(a, b, stage, t)
     return found.select(*(F.col(quoted(k)) for k in key), CHANGE, *shown)
 
 
 def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
     """Returns what `diff` returns, with values under names that no column has: `a;x` and `b;x`."""
-    key, values, keyed = _columns(a, b, stage)
+    key, values, keyed = _columns(a, b, stage, as_of)
     sides = []
     for job, side in ((a, "a"), (b, "b")):
         rows = job.read(stage, as_of=as_of)
-        if keyed and not job.stage(stage).keyed:
+        if keyed and not job.stage(stage, as_of).keyed:
             _check_unique(rows, key, f"stage {stage}")
         if not keyed:
             rows = rows.groupBy(*(F.col(quoted(k)) for k in key)).agg(F.count(F.lit(1)).alias(_COUNTED))
@@ -181,13 +182,13 @@ def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> Data
     `_side` a or b. Times of the wall clock are looked up on `a`.
     """
     after, until = a.range_of(after, until)
-    schemas = [job.stage(stage).output for job in (a, b)]
+    schemas = [job.stage(stage, until).output for job in (a, b)]
     if schemas[0].names != schemas[1].names:
         raise FlowError(
             f"stage {stage} has columns {', '.join(schemas[0].names)} on one side and {', '.join(schemas[1].names)} on the "
             "other: their changes cannot be matched; diff() compares the columns that both have, as of an epoch"
         )
-    _check_types(a.stage(stage), b.stage(stage), schemas[0].names)
+    _check_types(a.stage(stage, until), b.stage(stage, until), schemas[0].names)
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     (left, with_maps), (right, _) = without_maps(left), without_maps(right)
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
@@ -199,12 +200,12 @@ def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSu
     """Counts the keys that differ, and how; for each numeric column it returns the totals or medians, and the
     differences.
     """
-    _, values, _ = _columns(a, b, stage)
     t = _epoch(a, b, as_of)
+    _, values, _ = _columns(a, b, stage, t)
     found = _differences(a, b, stage, t).cache()
     try:
         counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
-        schema = a.stage(stage).output
+        schema = a.stage(stage, t).output
         numeric = [v for v in values if is_number(schema.field(v).type)]
         sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
         columns = {name: _column_diff(a, b, stage, t, found, name, adds_up=name in sums) for name in numeric}
@@ -254,11 +255,11 @@ def diverges_at(a: Side, b: Side, stage: str) -> int | None:
     return high
 
 
-def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str], bool]:
+def _columns(a: Side, b: Side, stage: str, as_of: int) -> tuple[list[str], list[str], bool]:
     """Returns the key and the value columns that both sides have, and whether rows are matched by that key; if not, equal
     rows are counted. Where one side has no key, that of the other is it. Raises FlowError where they cannot be compared.
     """
-    left, right = (job.stage(stage) for job in (a, b))
+    left, right = (job.stage(stage, as_of) for job in (a, b))
     wanted = left.key or right.key
     key = [name for name in wanted if name != ALL_ROWS]  # of which there is one row
     has_all = all({*key} <= {*side.output.names} for side in (left, right))
