@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from nosync.kernels.python_rows import table_of
 from nosync.lsm.errors import FlowError
 
 KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Any]
@@ -35,22 +36,30 @@ class PerKey:
             old = before.get(found)
             first = rows[0] if rows else before[found]
             key = tuple(first[name] for name in self.key)
-            values = self.fn(key, rows, None if old is None else self._without_key(old))
-            if isinstance(values, tuple):
-                values, more = values
-                if not (isinstance(more, Mapping) and all(isinstance(of_key, list) for of_key in more.values())):
-                    raise FlowError(f"the function returned outputs {more!r}, expected {{name: [rows as mappings]}}")
-                for name, of_key in more.items():
-                    outputs.setdefault(name, []).extend(of_key)
+            returned = self.fn(key, rows, None if old is None else self._without_key(old))
+            values, more = _parts(returned)
+            for name, of_key in more.items():
+                outputs.setdefault(name, []).extend(of_key)
             if values is not None:
-                after.append({**dict(zip(self.key, key, strict=True)), **values})
-        unknown = {name for row in after for name in row} - set(state.column_names)
-        if unknown:
-            raise FlowError(
-                f"the function returned {sorted(unknown)}, which are not state columns; it has {state.column_names}"
-            )
-        kept = pa.Table.from_pylist(after, schema=state.schema)
+                after.append(self._with_key(key, values, state.column_names))
+        kept = table_of(after, state.schema)
         return {"state": kept, **outputs} if outputs else kept
+
+    def _with_key(self, key: tuple[Any, ...], values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+        """Returns the row of a key. Its key is that of the rows, whatever the function returned."""
+        own = dict(zip(self.key, key, strict=True))
+        unknown = sorted(values.keys() - {*columns})
+        if unknown:
+            raise FlowError(f"the function returned {unknown}, which are not state columns; it has {[*columns]}")
+        other = next(
+            (name for name in self.key if name in values and _findable(values[name]) != _findable(own[name])), None
+        )
+        if other is not None and not _both_nan(values[other], own[other]):
+            raise FlowError(
+                f"the function returned {other}={values[other]!r} for key {own}: a state belongs to its key; leave key columns "
+                "out of what it returns"
+            )
+        return {**values, **own}
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """Returns what a dictionary finds the row's key by."""
@@ -58,6 +67,25 @@ class PerKey:
 
     def _without_key(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.items() if name not in self.key}
+
+
+def _parts(returned: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, list[dict[str, Any]]]]:
+    """Returns the state and the outputs of what a function returned."""
+    values: Any = returned
+    more: Any = {}
+    if isinstance(returned, tuple):
+        if len(returned) != 2:
+            raise FlowError(f"the function returned {returned!r}, expected a state, or (state, {{output: rows}})")
+        values, more = returned
+    if not (isinstance(more, Mapping) and all(isinstance(of_key, list) for of_key in more.values())):
+        raise FlowError(f"the function returned outputs {more!r}, expected {{name: [rows as mappings]}}")
+    if values is not None and not isinstance(values, Mapping):
+        raise FlowError(f"the function returned {values!r}, expected the new state as a mapping, or None")
+    return values, more
+
+
+def _both_nan(a: Any, b: Any) -> bool:
+    return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
 
 
 def _findable(value: Any) -> Any:

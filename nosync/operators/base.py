@@ -40,7 +40,7 @@ from nosync.lsm.columnar.columns import (
 )
 from nosync.lsm.columnar.hashing import HASH_BITS, U32
 from nosync.lsm.columnar.ordering import match_keys, order_by_key
-from nosync.lsm.errors import NosyncError, StageError
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError, StageError
 from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import LayerId
@@ -168,6 +168,8 @@ def call(stage: BoundStage, id: LayerId, *arguments: pa.Table) -> Any:
     assert stage.function is not None, f"stage {stage.name} has a function"
     try:
         return stage.function(*arguments)
+    except (FlowError, SchemaError) as error:  # of what wraps the user's function
+        raise stage_error(id, str(error)) from error
     except NosyncError:
         raise
     except Exception as error:

@@ -15,10 +15,12 @@ import pyarrow as pa
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import OutputOptions, TimedUpdateOptions
 from nosync.kernels.groups import Groups
+from nosync.kernels.python_rows import table_of
 from nosync.kernels.windows import DUE_COLUMN, NO_WATERMARK, UNTIL_COLUMN, UNTIL_TYPE, late_rows, times_us, to_time
 from nosync.lsm.columnar.columns import Bools, as_array, as_batch, describe, key_columns, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.columnar.ordering import match_keys
+from nosync.lsm.errors import SchemaError
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.base import (
     OperatorInput,
@@ -188,7 +190,10 @@ def _as_table(given: OperatorInput, name: str, rows: Any, schema: pa.Schema) -> 
         raise stage_error(
             given.id, f"its function returned {wrong!r} for output {name}, expected a mapping of ({describe(schema)})"
         )
-    return pa.Table.from_pylist(rows, schema=schema)
+    try:
+        return table_of(rows, schema)
+    except SchemaError as error:
+        raise stage_error(given.id, f"what its function returned for output {name}: {error}") from error
 
 
 def _with_due(given: OperatorInput, options: TimedUpdateOptions, new: pa.Table) -> pa.Table:

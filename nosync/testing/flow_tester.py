@@ -38,6 +38,7 @@ from nosync.job.reading import why_not_recorded
 from nosync.job.reports import EpochReport, epoch_report
 from nosync.job.sealing import Sealing
 from nosync.kernels.expressions import applied
+from nosync.kernels.python_rows import column_of, table_of
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, as_array, nullable
 from nosync.lsm.errors import (
     FlowError,
@@ -51,6 +52,8 @@ from nosync.lsm.errors import (
     UnknownStageError,
 )
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.timestamp import pack
+from nosync.lsm.node.node import Node
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opened import abandon
@@ -95,7 +98,8 @@ class FlowTester:
     def advance(self, rows: Mapping[str, Rows] | None = None, *, t: int | None = None) -> EpochReport:
         """Runs the next epoch, and seals it. A source that is not named gets no rows.
 
-        `t`: its number (default: the one after the last; the first is 0). Raises what `Job.advance` raises.
+        `t`: its number (default: the one after the last; the first is 0). Raises what `Job.advance` raises; then the epoch was
+        not run, and may be given other rows.
         """
         started = time.perf_counter()
         last = self.last_sealed()
@@ -114,11 +118,23 @@ class FlowTester:
         )
         try:
             reports = run_epoch(flow, plan, given)
+            self._sealing.seal(flow, t, reports)
         except ScanError as error:
+            self._forget_attempt(last)
             raise StageError(f"timestamp {t}: {error}", stage=error.stage, shard="", t=str(t)) from error
-        self._sealing.seal(flow, t, reports)
+        except NosyncError:
+            self._forget_attempt(last)
+            raise
         self._given.append(given)
         return epoch_report(t, reports, flow, time.perf_counter() - started, self._position.sealed_at(t))
+
+    def _forget_attempt(self, last: int | None) -> None:
+        """Forgets what an epoch that failed has recorded. A rewind would begin another timeline, of other digests."""
+        node, first = self._store.node, pack(0 if last is None else last + 1)
+        assert isinstance(node, Node), "its store is embedded"
+        attempt = [id for id in self._store.directory.layer_ids() if id.description.lower >= first]
+        node.parts.garbage.forget(attempt, grace=False)
+        node.collect_garbage()
 
     def read(self, stage: str, as_of: int | None = None) -> pa.Table:
         """Returns the state of a stage as of an epoch (default: the last one), its rows in order of their columns."""
@@ -237,7 +253,11 @@ class FlowTester:
         given = {
             tables.get(name, name): _changes(of_one) if name in tables else of_one for name, of_one in rows.items()
         }
-        return {name: _table(given.get(name, ()), schema, f"source {name}") for name, schema in sources.items()}
+        whose = {name: f"table {table}" for table, name in tables.items()}
+        return {
+            name: _table(given.get(name, ()), schema, whose.get(name, f"source {name}"))
+            for name, schema in sources.items()
+        }
 
 
 def _closed(node: Any, directory: tempfile.TemporaryDirectory[str]) -> None:
@@ -293,17 +313,19 @@ def _table(rows: Any, schema: pa.Schema, whose: str) -> pa.Table:
         if isinstance(rows, pa.Table):
             table = rows
         elif isinstance(rows, Mapping):
-            table = pa.table({name: pa.array(values, _type(schema, name, whose)) for name, values in rows.items()})
+            table = pa.table({name: column_of(values, _field(schema, name, whose)) for name, values in rows.items()})
         elif all(isinstance(row, Mapping) for row in rows):
             for name in {name for row in rows for name in row}:
-                _type(schema, name, whose)
-            table = pa.Table.from_pylist(list(rows), schema=schema)
+                _field(schema, name, whose)
+            table = table_of(list(rows), schema)
         else:
             short = next((row for row in rows if len(row) != len(schema)), None)
             if short is not None:
                 raise SchemaError(f"{whose}: {short!r} has {len(short)} values, expected {', '.join(schema.names)}")
             columns = zip(*rows, strict=True)
-            table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+            table = pa.table([column_of(c, f) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    except SchemaError as error:
+        raise SchemaError(f"{whose}: {str(error).removeprefix(f'{whose}: ')}") from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaError(f"{whose}: its rows do not fit {', '.join(map(str, schema))}: {error}") from error
     missing = next((name for name in schema.names if name not in table.column_names), None)
@@ -319,12 +341,12 @@ def _table(rows: Any, schema: pa.Schema, whose: str) -> pa.Table:
     return pa.Table.from_arrays([_cleared(as_array(column)) for column in table.cast(schema).columns], schema=schema)
 
 
-def _type(schema: pa.Schema, name: str, whose: str) -> pa.DataType:
+def _field(schema: pa.Schema, name: str, whose: str) -> pa.Field:
     if name not in schema.names:
         raise SchemaError(
             f"{whose} has no column {name!r}; it has {', '.join(schema.names)}{did_you_mean(name, schema.names)}"
         )
-    return schema.field(name).type
+    return schema.field(name)
 
 
 def _applied(stage: BoundStage, rows: pa.Table) -> pa.Table:
