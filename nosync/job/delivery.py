@@ -187,5 +187,7 @@ class Delivery:
             if pending:
                 after = min(int(element.what) for element in pending)
                 sink.withdraw(after, marks)
-                self._give(stage, sink, range(after + 1, last + 1), marks)
+                begins = self._begins(stage, marks)
+                first = after + 1 if begins is None else max(after + 1, begins)
+                self._give(stage, sink, range(first, last + 1), marks)
                 marks.take_back(pending)

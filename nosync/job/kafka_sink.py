@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from nosync.job.sinks import AT_LEAST_ONCE
 from nosync.job.table_sink import needs, said_by
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
+from nosync.lsm.trace.change_feed import INSERT, UPDATE_AFTER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,6 +83,10 @@ class KafkaSink:
     def last_given(self, marks: DeliveryLog) -> int | None:
         return marks.last_sent()
 
+    def check_columns(self, stage: str, columns: Sequence[str]) -> None:
+        """Raises SchemaError where the key is none of a stage's columns."""
+        _check_key(self.key, columns, f"the KafkaSink of stage {stage}")
+
     def is_begun(self, marks: DeliveryLog) -> bool:
         return bool(marks.unsent())
 
@@ -88,7 +96,7 @@ class KafkaSink:
         said: Message = (WITHDRAWN_HEADER.encode(), None, {WITHDRAWN_HEADER: str(after).encode()})
         for partition in self._partitions():
             self._send([said], f"that the epochs after {after} are withdrawn", partition)
-        marks.take_back([*marks.after(after), *(one for one in marks.unsent() if int(one.what) > after)])
+        marks.withdraw(after)
 
     def _partitions(self) -> list[int]:
         from confluent_kafka import KafkaException  # noqa: PLC0415
@@ -145,13 +153,22 @@ def _told(error: Any) -> str:
     return str(error.str()) if hasattr(error, "str") else said_by(error)
 
 
+def _check_key(key: Sequence[str], columns: Sequence[str], whose: str) -> None:
+    unknown = [name for name in key if name not in columns]
+    if unknown:
+        raise SchemaError(f"key={list(key)} of {whose}: {unknown[0]!r} is none of the columns {list(columns)}")
+
+
 def _messages(changes: DataFrame, key: Sequence[str], t: int) -> Iterator[Message]:
-    """Yields the messages of an epoch's changes. Raises SchemaError for a key that is no column."""
+    """Yields the messages of an epoch's changes: first what goes, then what comes, so that the last one of a key counts.
+
+    Raises SchemaError for a key that is no column.
+    """
     from pyspark.sql import functions as F  # noqa: PLC0415
 
-    unknown = [name for name in key if name not in changes.columns]
-    if unknown:
-        raise SchemaError(f"key={list(key)} of a KafkaSink: {unknown[0]!r} is none of the columns {changes.columns}")
+    from nosync.spark.expressions import quoted  # noqa: PLC0415
+
+    _check_key(key, changes.columns, "a KafkaSink")
     options = {
         "ignoreNullFields": "false",
         "timeZone": "UTC",
@@ -161,14 +178,17 @@ def _messages(changes: DataFrame, key: Sequence[str], t: int) -> Iterator[Messag
     shown = [name for name in changes.columns if name not in (CHANGE_TYPE_COLUMN, EPOCH_COLUMN)]
 
     def as_json(names: Sequence[str]) -> Any:
-        return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), options)
+        return F.to_json(F.struct(*(F.col(quoted(name)) for name in names)), options)
 
     rows = changes.select(
         as_json(key).alias("key") if key else F.lit(None).cast("string").alias("key"),
         as_json(shown).alias("value"),
         F.col(CHANGE_TYPE_COLUMN).alias("change"),
     )
-    for batch in rows.toArrow().to_batches():
+    table = rows.toArrow()
+    comes = pc.is_in(table.column("change"), pa.array([INSERT, UPDATE_AFTER]))
+    ordered = pa.concat_tables([table.filter(pc.invert(comes)), table.filter(comes)])
+    for batch in ordered.to_batches():
         columns = (batch.column(i).to_pylist() for i in range(3))
         for found, value, change in zip(*columns, strict=True):
             headers = {EPOCH_HEADER: str(t).encode(), CHANGE_HEADER: change.encode()}

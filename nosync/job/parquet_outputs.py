@@ -7,6 +7,7 @@ to withdraw after it was away may not be in them any more.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _NAME = "_nosync"
 """The name of a file with a number that only its store and stage know. Spark leaves out what begins with an underscore."""
 _LINES = "_nosync_lines"
 """A directory with an empty file `<first epoch>-<timeline>` for each timeline that epochs are of, up to the next one's."""
+_STAGED = ".staged-"
+"""What an epoch is written to, with its number, before it has its name."""
+_SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 _OF_EPOCH = "epoch="
 _INSTEAD = "An object store is s3://BUCKET/PREFIX, gs:// or az://; anything else takes a CallbackSink"
 
@@ -162,15 +166,29 @@ class DirectoryOutput:
         """See ParquetOutput: it always does."""
 
     def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
-        target, staged = self._of(t), self._root / f".staged-{t}"
+        # A name of its own: a driver that was replaced may still write the same epoch.
+        target, staged = self._of(t), self._root / f"{_STAGED}{t}-{_ENV.token()}"
         with storage_errors("write the output", target):
-            if staged.exists():  # of an attempt that died
-                shutil.rmtree(staged)
-            changes.write.parquet(str(staged))
-            _sync(staged)  # what is there under its final name is never written again
-            before_it_is_there()
-            staged.rename(target)
-            _ENV.sync_dir(target.parent)
+            self._remove_staged(t)
+            try:
+                changes.write.parquet(str(staged))
+                _sync(staged)  # what is there under its final name is never written again
+                before_it_is_there()
+                try:
+                    staged.rename(target)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise  # else another driver was quicker: it is the same epoch
+                _ENV.sync_dir(target.parent)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+
+    def _remove_staged(self, t: int) -> None:
+        """Removes what attempts at earlier epochs left that died."""
+        for path in self._root.glob(f"{_STAGED}*"):
+            number = path.name.removeprefix(_STAGED).partition("-")[0]
+            if is_number(number) and int(number) < t:
+                shutil.rmtree(path, ignore_errors=True)
 
     def remove(self, t: int) -> None:
         with storage_errors("withdraw the output", self._of(t)):
@@ -225,7 +243,9 @@ class BucketOutput:
 
     def write(self, changes: DataFrame, t: int, before_it_is_there: Callable[[], None]) -> None:
         found = pa.BufferOutputStream()
-        pq.write_table(changes.toArrow(), found)
+        # So Spark reads the types that it wrote: an interval is a number in Parquet.
+        rows = changes.toArrow().replace_schema_metadata({_SPARK_SCHEMA: changes.schema.json()})
+        pq.write_table(rows, found)
         before_it_is_there()
         known, self._known = self._known, None  # a call that fails may have put it all the same
         data = found.getvalue().to_pybytes()

@@ -190,4 +190,4 @@ class CallbackSink:
             return  # what is not there any more was lost, and computed again it is the same
         if self.on_withdraw is not None:
             self.on_withdraw(after)
-        marks.take_back([*marks.after(after), *(one for one in marks.unsent() if int(one.what) > after)])
+        marks.withdraw(after)

@@ -7,6 +7,7 @@ epoch. The transaction of an epoch moves that row on from the epoch before. If i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,8 @@ class SqlSink(TableSink):
             if column.name not in there:
                 made = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
                 name = connection.dialect.identifier_preparer.format_table(table)
-                connection.execute(sa.text(f"ALTER TABLE {name} ADD COLUMN {made}"))
+                # Not as a text of SQLAlchemy, in which % and : stand for other things; names are quoted already.
+                connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {made}")
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -177,8 +179,18 @@ class SqlSink(TableSink):
         import sqlalchemy as sa  # noqa: PLC0415
 
         is_sqlite = self._connected.dialect.name == _SQLITE
+        most = self._connected.dialect.max_identifier_length
+        long = next((name for name in schema.names if len(name.encode()) > most), None)
+        if long is not None:
+            raise SchemaError(
+                f"column {long!r}: a name has at most {most} bytes in this database, which would cut it off: rename it in a "
+                "stage before (select)"
+            )
         columns = [sa.Column(field.name, _type_of(field, is_sqlite=is_sqlite)) for field in schema]
-        index = sa.Index(f"ix_{self.table}_{EPOCH_COLUMN.strip('_')}", EPOCH_COLUMN)
+        of_index = f"ix_{self.table}_{EPOCH_COLUMN.strip('_')}"
+        if len(of_index.encode()) > most:
+            of_index = f"ix_{hashlib.sha256(of_index.encode()).hexdigest()[:16]}"
+        index = sa.Index(of_index, EPOCH_COLUMN)
         return sa.Table(self.table, sa.MetaData(schema=self.schema), *columns, index)
 
     def _check(self, rows: pa.Table) -> None:

@@ -102,7 +102,7 @@ class TableSink(ABC):
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         with self._errors(f"withdraw the epochs after {after} from"):
             state = self._own(marks)
-            left = None if state is None else _left_after(state, marks)
+            left = None if state is None else self._left_after(state, marks)
             after = after if left is None else min(left, after)
             if state is not None and state.epoch > after:
                 self._remove(_state_after(after, state, marks), state)
@@ -129,6 +129,23 @@ class TableSink(ABC):
                 "table"
             )
 
+    def _left_after(self, state: TableState, marks: DeliveryLog) -> int | None:
+        """Returns the epoch after which the table has others than the job's, as it says itself: the marks are of all that the
+        stage was ever given to, and those of another output may have been taken back. None: it has none.
+
+        Raises StorageError where it has some of a line that the store does not know, and so does not know since when.
+        """
+        if state.epoch == BEFORE_FIRST_EPOCH or state == _state_after(state.epoch, state, marks):
+            return None
+        line = next((line for line in marks.known_lines() if _number(line) == state.line), None)
+        if line is None:
+            raise StorageError(
+                f"{self} has epochs up to {state.epoch}, the last of a line that this store does not know: it was put back from "
+                "before a rewind, a promotion or an upgrade, and which rows are others since then cannot be said. Give the sink "
+                "another table, or drop this one: it begins with the next epoch then, and nosync export has what holds now"
+            )
+        return marks.shared_until(line)
+
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
         """Maps what the library of the table raises to StorageError."""
@@ -152,16 +169,6 @@ class TableSink(ABC):
     @abstractmethod
     def _raised(self) -> tuple[type[Exception], ...]:
         """What the library of the table raises."""
-
-
-def _left_after(state: TableState, marks: DeliveryLog) -> int | None:
-    """Returns the epoch after which a table has others than the job's, as the table says itself: the marks are of all that
-    the stage was ever given to, and those of another output may have been taken back. None: it has none, or one of a line
-    that the store does not know.
-    """
-    if state == _state_after(state.epoch, state, marks):
-        return None
-    return next((marks.shared_until(line) for line in marks.known_lines() if _number(line) == state.line), None)
 
 
 def _state_after(t: int, before: TableState, marks: DeliveryLog) -> TableState:

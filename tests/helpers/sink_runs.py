@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import nosync
 from nosync.job.delivery import Delivery
@@ -26,6 +28,10 @@ class Frame:
 
     def toArrow(self) -> pa.Table:
         return self._rows
+
+    @property
+    def schema(self) -> Any:
+        return from_arrow_schema(self._rows.schema)
 
     @property
     def write(self) -> Frame:
