@@ -20,8 +20,11 @@ from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.source import DirectorySource
 from nosync.replication.remote.uploader import Uploader
+from nosync.replication.remote.url import check_outside
 
 log = logging.getLogger("nosync.remote")
+
+_MOST_PASSES = 8
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ def _collect(uploader: Uploader, collector: Collector, env: Env) -> None:
 def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> CopyReport:
     """Puts what the store in `root` has and the bucket lacks. The store may be in use.
 
-    Raises RemoteError, CorruptionError where a sealed epoch cannot be copied whole.
+    Raises InvalidInputError for a bucket in the store, RemoteError, CorruptionError where a sealed epoch cannot be copied
+    whole.
     """
+    check_outside(bucket.url, root)
     env, source, names = Env(), DirectorySource(root), NodeNames(EMBEDDED)
     probe(bucket, env.token())
     claim_store(bucket, source.marker)
@@ -60,10 +65,19 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     uploader = Uploader(source, writer, settings)
     collector = Collector(bucket, names, settings.grace_s, env)
     uploader.move(collector.sparse(writer, settings.flush_bytes))
-    uploader.push_all()
+    for _ in range(_MOST_PASSES):  # what a pass lists may be merged away before it is read
+        uploader.push_all()
+        epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
+        if epoch == last or uploader.damaged:
+            break
+        source = DirectorySource(root)
+        uploader = Uploader(source, writer, settings)
     _collect(uploader, collector, env)
-    epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
     if epoch != last:
-        why = next(iter(uploader.damaged.values()), f"`nosync verify {root}` says whether something is wrong there")
+        why = next(
+            iter(uploader.damaged.values()),
+            f"either it seals and merges faster than it can be copied (say it again, or keep more with retain=), or `nosync "
+            f"verify {root}` says what is wrong",
+        )
         raise CorruptionError(f"{root} was copied up to epoch {epoch}, and is sealed up to {last}: {why}")
     return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs)

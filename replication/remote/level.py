@@ -34,6 +34,7 @@ from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.remote.source import NodeSource
 from nosync.replication.remote.uploader import Uploader
+from nosync.replication.remote.url import check_outside
 
 log = logging.getLogger("nosync.remote")
 
@@ -56,6 +57,7 @@ class RemoteLevel:
         """`name`: that of the node in the bucket. Raises InvalidInputError, RemoteError where the extra is missing."""
         self.settings, self._node, self._env = settings, node, node.directory.env
         self._bucket = bucket or open_bucket(settings.url)
+        check_outside(self._bucket.url, node.directory.root)
         self._names = NodeNames(name)
         self._source = NodeSource(node)
         store_id = self._source.marker.store_id

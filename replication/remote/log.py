@@ -61,6 +61,7 @@ def read_log(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int |
             continue
         if contents is not None:
             _follow(bucket, names, store_id, contents)
+            _check_end(bucket, names, store_id, contents)
         return contents
     raise AssertionError("the last attempt returns or raises")
 
@@ -114,6 +115,19 @@ def _follow(bucket: Bucket, names: NodeNames, store_id: str, contents: Contents)
     except CorruptionError as error:
         log.warning("%s; what was put after it is not seen", error)
         contents.damage = contents.damage or str(error)
+
+
+def _check_end(bucket: Bucket, names: NodeNames, store_id: str, contents: Contents) -> None:
+    """Notes where a pack is gone: the packs after it are there, and what they say is not seen."""
+    for _ in range(2):
+        following = contents.at.next
+        packs = (at for one in bucket.list(names.packs) if (at := position_of(one.name)) is not None)
+        if contents.damage or not any(at.claim == following.claim and at.number > following.number for at in packs):
+            return
+        _follow(bucket, names, store_id, contents)  # it was put since it was looked for
+        if contents.at.next == following and not contents.damage:
+            contents.damage = f"{bucket.url}/{names.pack(following)} is gone"
+            log.warning("%s; what was put after it is not seen", contents.damage)
 
 
 def read_step(bucket: Bucket, names: NodeNames, store_id: str, at: LogPosition) -> Step | None:

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,7 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_small, replace_small
 from nosync.lsm.platform.layout import (
     BRANCHES,
+    CHECKPOINTS,
     LAYERS,
     MANIFESTS,
     MARKER,
@@ -44,6 +46,7 @@ from nosync.lsm.platform.layout import (
     STUBS_FROM,
     TEMPORARY_DIRECTORY,
 )
+from nosync.lsm.platform.opaque import files_below
 from nosync.lsm.platform.store_marker import make_subdirectories, write_marker
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.file_names import FileName
@@ -62,6 +65,8 @@ from nosync.replication.remote.view import RemoteView, read_view, seen_manifests
 
 RESTORED = "restored"
 """The timeline on which a restored store goes on is called so, with a token of its own."""
+log = logging.getLogger("nosync.remote")
+
 _REPLANS = 3
 
 
@@ -175,6 +180,7 @@ class _Restore:
         layers = self._layers(timelines)
         others = [self._view.files[name] for name in self._view.files if name.is_opaque]
         self._remove_other_layers({placed.version.name for placed in layers})
+        self._remove_other_checkpoints({str(placed.version.name) for placed in others})
         stubs = [placed for placed in layers if lazy and not self._is_here(placed)]
         self._fetch([*(layers if not lazy else ()), *others])
         self._write_stubs(stubs)
@@ -214,9 +220,10 @@ class _Restore:
 
     def _cut_timelines(self, as_of: int | None, branch: str | None) -> Timelines:
         """Returns the timelines of the directory, with main as it is wanted."""
-        timelines = self._read_timelines()
+        timelines, common = self._read_timelines(), None
         if branch is not None and branch != MAIN:
             timelines.timeline(branch)
+            common = timelines.refs.shared_until(timelines.refs.names[MAIN], timelines.refs.names[branch])
             timelines.promote(branch, None)
         if as_of is not None:
             self._check_as_of(as_of, timelines)
@@ -226,7 +233,7 @@ class _Restore:
             timelines.rewind(end, None, f"{RESTORED}-{self._env.token()}")
             self._note_given(left, Epoch(end + 1))
         timelines.prune()
-        self._remove_later_pins(timelines)
+        self._remove_other_pins(timelines, common)
         return self._read_timelines()
 
     def _note_given(self, timeline: str, t: Epoch) -> None:
@@ -237,10 +244,15 @@ class _Restore:
             directory = PurePosixPath(SINKS, stage, timeline)
             add_element(self._target, directory, str(t), {"line": timeline, "t": t}, self._env)
 
-    def _remove_later_pins(self, timelines: Timelines) -> None:
+    def _remove_other_pins(self, timelines: Timelines, common: int | None) -> None:
+        """Removes the pins of epochs that are not there, or, after `common`, that are those of a branch now."""
         last = timelines.last_sealed()
         for element in elements(self._target, PurePosixPath(PINS), self._env):
-            if last is None or pin_of(read_element(self._target, element, self._env)).t > last:
+            pin = pin_of(read_element(self._target, element, self._env))
+            is_other = common is not None and pin.t > common
+            if is_other:
+                log.warning("pin %s is dropped: epoch %d of main, which it held, is another one now", pin.name, pin.t)
+            if last is None or pin.t > last or is_other:
                 with storage_errors("remove", self._target / element.path):
                     self._env.unlink(self._target / element.path)
 
@@ -292,6 +304,13 @@ class _Restore:
         """Returns whether a layer is of a sealed epoch. What is not sealed is another attempt's."""
         layer = name.layer
         return layer is not None and layer.description.lower < timelines.sealed_until(layer.trace)
+
+    def _remove_other_checkpoints(self, needed: set[str]) -> None:
+        """Removes what an interrupted restore fetched of kept checkpoints that the bucket has no more, or other ones of."""
+        for path in list(files_below(self._target, PurePosixPath(CHECKPOINTS), self._env)):
+            if str(path) not in needed:
+                with storage_errors("remove", self._target / path):
+                    self._env.unlink(self._target / path)
 
     def _remove_other_layers(self, needed: set[FileName]) -> None:
         """Removes what an interrupted restore left and nobody needs any more."""

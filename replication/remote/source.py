@@ -139,7 +139,9 @@ class NodeSource:
 
 
 class DirectorySource:
-    """A store that is only read, as `nosync backup` does. What is there when it is made is copied."""
+    """A store that is only read, as `nosync backup` does. What is there when it is first asked for is copied: a store that is
+    in use goes on, and what comes later is for another source.
+    """
 
     def __init__(self, root: Path) -> None:
         self.marker = read_marker(root, LayerDirectory(root, 1).env)
@@ -153,9 +155,16 @@ class DirectorySource:
             )
         self.timelines = Timelines(root, self.directory.env, lambda: recalled(root))
         self._records = {record.id: record for record in recorded_layers(root)}
+        self._small: list[PurePosixPath] | None = None
+        self._found: list[Record] | None = None
 
     def layers(self) -> list[Record]:
         """See Source. What is not sealed is another attempt's, and left out."""
+        if self._found is None:
+            self._found = self._recorded()
+        return self._found
+
+    def _recorded(self) -> list[Record]:
         return [record for id in self._sealed() if (record := self._records.get(id) or self._look(id)) is not None]
 
     def _sealed(self) -> Iterator[LayerId]:
@@ -176,7 +185,9 @@ class DirectorySource:
 
     def small_files(self) -> list[PurePosixPath]:
         """See Source."""
-        return MetadataSync(self.directory.root, self.directory.env, {}).listed()
+        if self._small is None:
+            self._small = MetadataSync(self.directory.root, self.directory.env, {}).listed()
+        return self._small
 
     def safe_point(self) -> int | None:
         """See Source."""

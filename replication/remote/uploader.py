@@ -77,7 +77,7 @@ class Uploader:
     def has_something(self) -> bool:
         """Returns whether there is anything to put."""
         gathered = self._builder.versions or self._large or self._large_put
-        return bool(gathered or self._waiting or self.writer.is_pending)
+        return bool(gathered or self._waiting or self.writer.is_pending or (not self._others and self._can_say_more()))
 
     def look_at_all(self) -> None:
         """Everything is compared with the next call of `gather`, and not only what is new."""
@@ -232,10 +232,11 @@ class Uploader:
             self.writer.write_index()
 
     def _can_say_more(self) -> bool:
-        """Returns whether more is whole than anybody said, because of what other nodes put since."""
-        if self._others is None:
-            return False
-        said = furthest([self.writer.contents.reached, *self._others.reached])
+        """Returns whether more is whole than anybody said: because of what other nodes put since, or because a copy of the
+        directory was made while the store went on.
+        """
+        others = () if self._others is None else self._others.reached
+        said = furthest([self.writer.contents.reached, *others])
         found = self._reached((), ())
         return any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from nosync.lsm.errors import InvalidInputError
@@ -58,3 +59,12 @@ def parse_url(text: str) -> RemoteUrl:
     if bad:
         raise InvalidInputError(f"{text}: {bad[0]!r} in the prefix: use letters, digits and . _ = + - between slashes")
     return RemoteUrl(scheme, found.netloc, path)
+
+
+def check_outside(text: str, root: Path) -> None:
+    """Raises InvalidInputError where copies would be in the directory that they are of."""
+    url = parse_url(text)
+    if url.scheme == "file" and Path(f"/{url.path.lstrip('/')}").resolve().is_relative_to(root.resolve()):
+        raise InvalidInputError(
+            f"{text} lies in the store that is to be copied, and would be lost with it: give another place"
+        )
