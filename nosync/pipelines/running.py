@@ -111,8 +111,9 @@ class Run:
         if gone and new:  # but for tables, which are compared with what is recorded by that name
             raise FlowError(
                 f"input {gone} is gone, and {new} is new: were it the same under another name, its rows would come twice. An "
-                "input has the name of the first dataset that reads it: take the dataset out in a run of its own first, or "
-                "leave it as it is"
+                "input has the name of the first dataset that reads it. If it is the same, define a temporary view "
+                f"{_reader_of(gone)} that reads it as before, ahead of the others; if it is not, take the dataset out in a run "
+                "of its own first"
             )
 
         if before:
@@ -135,7 +136,8 @@ class Run:
                 raise FlowError(
                     f"{dataset.where}: {name} has rows already, and would read {shown[other]} as input {other}, which it did not "
                     "before: its rows could come twice. An input has the name of the first dataset that reads it in one way: "
-                    "leave that dataset as it was, or give the edited one another name"
+                    "leave that dataset as it was, or a temporary view of its name in its place; or give the edited one another "
+                    "name"
                 )
 
     def _compare_tables(self, job: Job, tables: list[Input]) -> None:
@@ -181,6 +183,11 @@ class Run:
         if report is not None:
             self._epochs.append(report)
             self.say(str(report))
+
+
+def _reader_of(inputs: str) -> str:
+    """Returns the dataset that the first of some inputs has its name of."""
+    return inputs.partition(",")[0].removesuffix("-input")
 
 
 def branch_off(

@@ -44,6 +44,8 @@ _TYPES = {
 _COMPARED = {*_WIDTHS, pa.string(), pa.bool_()}
 _MOST_INT, _MOST_LONG = (1 << 31) - 1, (1 << 63) - 1
 _MOST_DIGITS = 20
+_AFTER_VALUES = frozenset({"and", "as", "between", "in", "is", "like", "not", "or"})
+"""Words that come after a value."""
 _WORDS = frozenset({"and", "or", "not", "in", "is", "between", "as", "null", "true", "false", "like", "case", "cast"})
 
 
@@ -256,7 +258,17 @@ class _Parser:
             return self._cast()
         if self._next in ("(", ".") or word in _WORDS or not (token[0] == "`" or word.isidentifier()):
             raise _NeedsSpark(f"{token + self._next!r} in {self._text!r}")
+        if self._is_other_word(token):  # such as DATE '2026-01-01', INTERVAL 1 DAY, or a SELECT
+            raise _NeedsSpark(f"{f'{token} {self._next}'!r} in {self._text!r}")
         return self._column(_unquoted(token))
+
+    def _is_other_word(self, token: str) -> bool:
+        """Returns whether a name that is no column has a value, or another name, after it."""
+        after = self._next.lower()
+        is_value = (
+            after[:1] in ("'", '"') or after[:1].isdigit() or (after.isidentifier() and after not in _AFTER_VALUES)
+        )
+        return is_value and token.lower() not in {name.lower() for name in self._given.names}
 
     def _cast(self) -> _Typed:
         self._expect("(")

@@ -224,6 +224,13 @@ def test_an_input_that_two_datasets_read_stays_that_of_both(spark: SparkSession,
     project.give("s", [{"k": "x"}])
     project.run()
     assert (project.rows("a"), project.rows("b")) == (counted(("s",), ("x",)), counted(("s",)))
+    project.write("t", other.format("s"))  # the first of them is taken out
+    with pytest.raises(nosync.FlowError, match="define a temporary view a that reads it as before"):
+        project.run()
+    project.write("t", f"@dp.temporary_view\ndef a():\n    return {read}\n\n{other.format('s')}")
+    project.give("s", [{"k": "y"}])
+    project.run()
+    assert project.rows("b") == counted(("s",), ("y",)), "what it had stays, and what came is there once"
 
 
 def test_a_dataset_does_not_go_on_with_the_offsets_of_another(spark: SparkSession, tmp_path: Path) -> None:

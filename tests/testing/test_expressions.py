@@ -90,6 +90,21 @@ def test_what_only_spark_evaluates_is_refused_with_what_to_do(text: str) -> None
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "n > DATE '2026-01-01'",
+        "at > timestamp '2026-01-01'",
+        "at + INTERVAL 1 DAY > at",
+        "n IN (SELECT 1)",
+        "n > x'ff'",
+    ],
+)
+def test_words_of_sql_are_no_columns_that_are_missing(text: str) -> None:
+    with pytest.raises(nosync.FlowError, match="needs Spark for"):
+        analyze(stage_of(WHERE, text), GIVEN)
+
+
+@pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
         (WHERE, "nn > 1", "has no column 'nn'; it has .*did you mean 'n'"),
