@@ -13,7 +13,9 @@ timeline of an entry, that is not there; layers come last, because a manifest is
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -42,7 +44,8 @@ _STANDING_STILL = 2
 def backup(
     root: Path, target: Path, env: Env | None = None, progress: Callable[[int], None] | None = None
 ) -> VerifyReport:
-    """Copies the store in `root` to `target`, which must not exist or be empty. Durable when this returns.
+    """Copies the store in `root` to `target`, which must not exist or be empty. Durable when this returns. Where it ends with
+    an error, nothing is left there.
 
     `progress(files)` is called after each file. Raises InvalidInputError where `target` has something in it,
     CorruptionError where the original is not whole, StorageError.
@@ -51,9 +54,24 @@ def backup(
     marker = read_marker(root, env)
     if target.resolve().is_relative_to(root.resolve()):
         raise InvalidInputError(f"{target} lies in the store that is to be copied: give another directory")
-    if target.is_file() or env.list_dir(target):
-        raise InvalidInputError(f"{target} is there, and not empty: give a new directory for the copy")
+    if target.is_file() or (there := env.list_dir(target)):
+        is_part = not target.is_file() and LAYERS in there and MARKER not in there
+        advice = "it is a copy that was killed: remove it" if is_part else "give a new directory for the copy"
+        raise InvalidInputError(f"{target} is there, and not empty: {advice}")
+    was_there = target.exists()
     copy = _Copy(LayerDirectory(root, marker.key_groups, env), LayerDirectory(target, marker.key_groups, env), progress)
+    try:
+        report = _copy_whole(root, copy, env)
+        write_marker(target, marker, env)
+    except BaseException:
+        _empty(target, keeps_it=was_there)
+        raise
+    return report
+
+
+def _copy_whole(root: Path, copy: _Copy, env: Env) -> VerifyReport:
+    """Makes a copy of which only the marker is missing."""
+    target = copy.target.root
     make_subdirectories(target, env)
     missing: list[str] = []
     for _ in range(_MOST_PASSES):
@@ -73,8 +91,20 @@ def backup(
     errors = tuple(error for error in report.errors if MARKER not in error)
     if errors:
         raise CorruptionError(f"{target}: the copy is not whole: {'; '.join(errors[:3])}")
-    write_marker(target, marker, env)
     return VerifyReport(report.layers, report.manifests, report.bytes, ())
+
+
+def _empty(target: Path, *, keeps_it: bool) -> None:
+    """Removes what is in a directory, as far as that can be done, and the directory unless it was there before."""
+    for path in target.iterdir() if target.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    if not keeps_it:
+        with contextlib.suppress(OSError):
+            target.rmdir()
 
 
 class _Copy:

@@ -137,6 +137,31 @@ def test_a_store_that_is_not_whole_is_not_copied(open_store: OpenStore, tmp_path
             nosync.open(copy)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_copy_that_failed_leaves_nothing(open_store: OpenStore, tmp_path: Path, is_there: bool) -> None:
+    """So it can be said again."""
+    store, target = open_store(settings=SETTINGS), tmp_path / "copy"
+    epochs(store, range(3))
+    if is_there:
+        target.mkdir()
+
+    def fails(files: int) -> None:
+        if files == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backup(store.directory.root, target, progress=fails)
+    assert target.exists() == is_there
+    assert not is_there or not any(target.iterdir())
+    (target / "layers").mkdir(parents=True)
+    with pytest.raises(nosync.InvalidInputError, match="it is a copy that was killed: remove it"):
+        backup(store.directory.root, target)
+    shutil.rmtree(target)
+    backup(store.directory.root, target)
+    with nosync.open(target, read_only=True) as copy:
+        assert copy.last_sealed() == 2
+
+
 def test_kept_checkpoints_come_along(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(settings=SETTINGS)
     epochs(store, range(1))
