@@ -297,6 +297,7 @@ class Store(StoreReader):
             problems["what is missing"] = f"cannot be said: {error}"
         timelines = self._timelines()
         problems |= node.problems if node else inspection.lost_manifests_of(timelines, safe)
+        problems |= self._problems_of_source()
         return StoreStatus(
             str(self.directory.root), self.directory.key_groups, safe, self.last_sealed(), self.since(),
             inspection.stages(layers, timelines), inspection.known_pins(self.pins, problems), missing, problems,
@@ -306,6 +307,10 @@ class Store(StoreReader):
             remotes=self._remotes_now(), lazy_layers=sum(layer.level == "remote" for layer in layers),
             lazy_bytes=sum(layer.bytes for layer in layers if layer.level == "remote"),
         )  # fmt: skip
+
+    def _problems_of_source(self) -> dict[str, str]:
+        """Returns what is wrong where a store is read from that is not a directory."""
+        return {}
 
     def _remotes_now(self) -> tuple[RemoteStatus, ...]:
         """Returns how far copies in object stores are, as the process that makes them says or said last."""

@@ -82,6 +82,9 @@ class BucketStore(Store):
         """Returns the newest epoch that is remotely safe: up to there it is seen."""
         return remotely_safe(self._timelines(), self.env.view.reached, branch)
 
+    def _problems_of_source(self) -> dict[str, str]:
+        return dict.fromkeys(self.env.view.problems, "so what is read may be older than what was copied")
+
     def _safe_point_now(self) -> int | None:
         return self.safe_point()
 

@@ -11,6 +11,7 @@ import pytest
 
 import nosync
 from nosync.replication.remote import restore as restoring
+from nosync.replication.remote.bucket_store import connect_bucket
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.copying import copy_directory
 from nosync.replication.remote.restore import restore
@@ -93,6 +94,9 @@ def test_a_pack_that_is_gone_is_told(tmp_path: Path) -> None:
         assert report.epoch == 1
         assert report.problems == (f"memory://simulated/{packs[2]} is gone; what was put after it is not seen",)
         assert bucket_status(bucket).problems == report.problems
+        with connect_bucket(bucket, None) as reader:
+            assert reader.last_sealed() == 1
+            assert list(reader.status().problems) == list(report.problems)
 
 
 def test_a_restore_that_is_said_again_has_no_checkpoint_of_before(
