@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
 from nosync.lsm.platform.layout import CHECKPOINT_SECRET
 from nosync.lsm.platform.publish import temporary_path
+
+log = logging.getLogger("nosync")
 
 OWNER_ONLY = 0o600
 _SECRET = re.compile(r"[0-9a-f]{32,128}\Z")
@@ -42,7 +46,19 @@ def _read(path: Path, env: Env) -> str:
         raise CorruptionError(
             f"{path}: is not a secret of 32 to 128 hexadecimal digits in lower case; remove it, and another is made"
         )
+    _close_to_others(path)
     return found
+
+
+def _close_to_others(path: Path) -> None:
+    """Lets only its owner read the secret, where others could: a copy of a directory may have lost that."""
+    mode = path.stat().st_mode
+    if stat.S_IMODE(mode) & ~OWNER_ONLY:
+        log.warning(
+            "%s could be read by others than its owner: who read it may come in; remove it for a new secret", path
+        )
+        with contextlib.suppress(PermissionError):
+            path.chmod(OWNER_ONLY)
 
 
 @contextlib.contextmanager

@@ -50,3 +50,14 @@ def test_comparing() -> None:
     assert is_same(b"ab" * 20, "ab" * 20)
     for said in (b"", b"ab" * 19, b"ab" * 21, b"AB" * 20, "ä".encode() * 20):
         assert not is_same(said, "ab" * 20)
+
+
+def test_a_secret_that_others_could_read_is_closed_to_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    secret, path = read_or_make_secret(tmp_path, Env()), tmp_path / "checkpoint-secret"
+    path.chmod(0o644)
+    assert read_or_make_secret(tmp_path, Env()) == secret
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "could be read by others" in caplog.text
+    caplog.clear()
+    read_or_make_secret(tmp_path, Env())
+    assert not caplog.text
