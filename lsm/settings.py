@@ -51,6 +51,11 @@ class StoreSettings:
     def __post_init__(self) -> None:
         if self.retain is not None and (not isinstance(self.retain, int) or self.retain < 0):
             raise InvalidInputError(f"retain is {self.retain!r}, expected a number of epochs >= 0, or None to keep all")
+        for name in ("block_rows", "merge_process_rows", "archive_epochs"):
+            value = getattr(self, name)
+            optional = name == "archive_epochs" and value is None
+            if not optional and (isinstance(value, bool) or not isinstance(value, int)):
+                raise InvalidInputError(f"{name} is {value!r}, expected a whole number")
         if self.block_rows < 1:
             raise InvalidInputError(f"block_rows is {self.block_rows}, expected at least 1")
         if self.merge_process_rows < 0:
@@ -59,10 +64,7 @@ class StoreSettings:
             raise InvalidInputError(
                 f"archive_epochs is {self.archive_epochs}, expected at least 2, or None for no archives"
             )
-        for name in ("block_rows", "merge_process_rows", "archive_epochs"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, int):
-                raise InvalidInputError(f"{name} is {value!r}, expected a whole number")
         for name in ("scan_interval_s", "grace_s", "retry_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidInputError(f"{name} is {getattr(self, name)}, expected seconds >= 0")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise InvalidInputError(f"{name} is {value!r}, expected seconds >= 0")

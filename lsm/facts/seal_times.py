@@ -79,6 +79,13 @@ class SealTimes:
         self._lock = threading.Lock()
         self._unwritten: dict[tuple[str, Epoch], SealTime] = {}
 
+    def written_us(self, path: PurePosixPath) -> int | None:
+        """Returns when a small file of the directory was written; None where it is not there."""
+        try:
+            return self._env.identity(self._root / path).written_ns // 1000
+        except OSError:
+            return None
+
     # --- recording ----------------------------------------------------------------------------------------------------
 
     def note(self, timeline: str, t: int, span: EventSpan | None = None, at_us: int | None = None) -> None:

@@ -51,8 +51,8 @@ class Marker:
 
 def check_key_groups(key_groups: int) -> None:
     """Raises InvalidInputError for a number of key groups that no store has."""
-    if not 1 <= key_groups <= MAX_KEY_GROUPS:
-        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
+    if isinstance(key_groups, bool) or not isinstance(key_groups, int) or not 1 <= key_groups <= MAX_KEY_GROUPS:
+        raise InvalidInputError(f"key_groups is {key_groups!r}, expected 1 to {MAX_KEY_GROUPS}")
 
 
 def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None = None) -> Marker:

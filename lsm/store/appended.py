@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import EXPIRED_COLUMN, HASH_COLUMN, TOMBSTONE_COLUMN, joined_schema
-from nosync.lsm.errors import InvalidInputError, OutOfOrderError, SchemaError
+from nosync.lsm.errors import HoleError, InvalidInputError, OutOfOrderError, SchemaError
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, TraceId
 from nosync.lsm.model.timestamp import epoch_of
@@ -58,6 +58,16 @@ class Appended:
             raise OutOfOrderError(
                 f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change"
             )
+
+    def check_not_lost(self, timelines: Timelines, id: LayerId, whose: str) -> None:
+        """Raises HoleError for an epoch after those of a stage of which no layer is left: nothing says what columns it has."""
+        before = [epoch_of(time) for time in timelines.origins(id.trace)]
+        if before and timelines.manifest(epoch_of(id.description.lower)) is None:
+            raise HoleError(
+                f"{whose}: epochs from {min(before)} on list this stage, and no layer of it is left: bring its directory back, "
+                "from a peer or a copy, or give its epochs again with the columns that they had",
+                stage=id.trace.stage, shard=str(id.trace.shard), lower=str(min(before)), upper="?",
+            )  # fmt: skip
 
     def shape(self, timelines: Timelines, stage: str) -> Shape | None:
         """Returns the key and the columns of a stage on the main timeline; None for a new one."""

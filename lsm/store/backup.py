@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
@@ -26,9 +26,9 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.timelines import Timelines
-from nosync.lsm.model.layer import LayerId
-from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.platform.env import Env, storage_error
+from nosync.lsm.model.layer import Description, LayerId
+from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
 from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
 from nosync.lsm.platform.opaque import checkpoint_of, files_below
@@ -122,9 +122,10 @@ class _Copy:
         timelines = Timelines(self.target.root, self._env)
         for trace in self._source.traces():
             until = timelines.sealed_until(trace)
-            for d in self._source.descriptions(trace):
-                if d.lower < until and not d.is_of_rounds:  # what is not sealed is another attempt's
-                    self._copy(PurePosixPath(LAYERS, LayerId(trace, d).path))
+            # What is not sealed is another attempt's.
+            there = [d for d in self._source.descriptions(trace) if d.lower < until and not d.is_of_rounds]
+            for d in _up_to(there, until):
+                self._copy(PurePosixPath(LAYERS, LayerId(trace, d).path))
 
     def _small_files(self) -> Iterator[PurePosixPath]:
         root = self._source.root
@@ -158,6 +159,7 @@ class _Copy:
             if source.exists():
                 raise
             self._env.unlink(target)
+            self._copied.pop(path, None)
             self._vanished = path  # merged, archived or dropped meanwhile: the next pass finds what stands for it
             return
         except OSError as error:
@@ -190,7 +192,7 @@ class _Copy:
                 return f"{one.entry.id} is missing"
         pins = [pin.t for pin in Pins(root, self._env).by_name().values()]
         later = inferred(timelines, self.target.layer_ids(), pins, {})
-        return f"timeline {next(iter(later))} goes on" if later else None
+        return next((f"timeline {name} goes on to epoch {kept.last}" for name, kept in later.items()), None)
 
     def _released(self) -> Epoch | None:
         """Returns up to which epoch inputs may have been released."""
@@ -216,7 +218,21 @@ class _Copy:
             replace_small(self.target.root, self.target.root / RELEASED, {"line": timeline, "safe": until}, self._env)
 
     def sync(self) -> None:
-        for path in self._copied:
-            self._env.sync_file(self.target.root / path)
-        for directory, _, _ in os.walk(self.target.root):
-            self._env.sync_dir(Path(directory))
+        with storage_errors("sync", self.target.root):
+            for path in self._copied:
+                self._env.sync_file(self.target.root / path)
+            for directory, _, _ in os.walk(self.target.root):
+                self._env.sync_dir(Path(directory))
+
+
+def _up_to(layers: Sequence[Description], until: Time) -> Sequence[Description]:
+    """Returns the layers of a trace without those that reach past a time, where the others cover it up to there: a store that
+    is in use merges what was sealed since its manifests were copied, and what was merged stays for a while.
+    """
+    before = sorted((d for d in layers if d.upper <= until), key=lambda d: d.lower)
+    reached = min((d.lower for d in layers), default=until)
+    for d in before:
+        if d.lower > reached:
+            break
+        reached = max(reached, d.upper)
+    return before if reached >= until else layers

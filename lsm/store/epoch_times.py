@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 
-from nosync.lsm.errors import NotAvailableError
+from nosync.lsm.errors import LostEpochError, NotAvailableError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
@@ -54,9 +54,14 @@ class EpochTimes:
         `before_first`: what to return for a time before the first epoch (None: an error). Raises NotAvailableError,
         also where the epochs of then were sealed without a time.
         """
-        times = self.of_branch(timelines, branch)
+        times, manifests = self.of_branch(timelines, branch), timelines.manifests(branch)
+        for t in range(max(times, default=Epoch(-1)) + 1, (manifests.last or -1) + 1) if times else ():
+            # It was sealed just now, or just before a crash: its file says when.
+            written_us = self._written_us(manifests, Epoch(t))
+            if written_us is not None:
+                times[Epoch(t)] = SealTime(written_us)
         reached = list(itertools.accumulate((time.sealed_us for time in times.values()), max))
-        at, epochs, manifests = bisect.bisect_right(reached, us), [*times], timelines.manifests(branch)
+        at, epochs = bisect.bisect_right(reached, us), [*times]
         if at:
             if at < len(epochs) and (lost := epochs[at - 1] + 1) != epochs[at] and lost in manifests:
                 raise NotAvailableError(
@@ -67,6 +72,20 @@ class EpochTimes:
         if before_first is not None and times and manifests.first == next(iter(times)):
             return before_first
         raise NotAvailableError(_nothing_at(branch, us, times, manifests))
+
+    def check_none(self, timelines: Timelines, branch: str) -> None:
+        """Raises LostEpochError where epochs of a branch were sealed, as their times say, and no manifest is there."""
+        found = self._times.of_timeline(timelines.timeline(branch).id)
+        if found:
+            raise LostEpochError(
+                f"branch {branch} was at epoch {max(found)}, as the times of its epochs say, and no manifest is there: bring "
+                "manifests/ back, from a peer or a copy"
+            )
+
+    def _written_us(self, manifests: ManifestLog, t: Epoch) -> int | None:
+        """Returns when the file of a manifest was written; None where it has none of its own, or that does not say it."""
+        manifest = manifests.get(t)
+        return None if manifest is None else self._times.written_us(manifest.path)
 
 
 def _nothing_at(branch: str, us: int, times: dict[Epoch, SealTime], manifests: ManifestLog) -> str:

@@ -18,8 +18,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import unify_schemas
-from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, StorageError
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, unify_schemas
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, SchemaError, StorageError
 from nosync.lsm.facts.pins import Pin, Pins, check_pinnable
 from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
@@ -107,6 +107,13 @@ class Store(StoreReader):
         id = LayerId(raw_trace(timelines, stage, shard, t), Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
         known = self._appended.shape(timelines, stage)
+        if isinstance(rows, pa.Table) and CHANGE_TYPE_COLUMN in rows.column_names:
+            raise SchemaError(
+                f"{whose}: column {CHANGE_TYPE_COLUMN!r} has a name that nosync uses itself: rename it. Rows that are changed or "
+                "deleted by key go into a stage with a key, as rows= and deletes="
+            )
+        if known is None and key:  # of a log they may have been released
+            self._appended.check_not_lost(timelines, id, whose)
         key = key_to_record(key, known, whose)
         if rows is None and deletes is not None and known is not None:
             rows = known[1].empty_table()
@@ -139,6 +146,8 @@ class Store(StoreReader):
             raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
         for id in absent:
             known = self._appended.shape(self._timelines(), id.trace.stage)
+            if known is None:
+                self._appended.check_not_lost(self._timelines(), id, f"stage {id.trace.stage} timestamp {t}")
             assert known is not None, "the trace, or the one that it goes on from, has layers"
             self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
         return self.node.seal(t, [*ids, *absent])
@@ -160,6 +169,7 @@ class Store(StoreReader):
         """
         last = self.last_sealed()
         if last is None and t == BEFORE_FIRST_EPOCH:
+            self._times.check_none(self._timelines(), MAIN)
             self.node.release_first_attempt()
             self._appended = Appended(self.directory)  # the next attempt may have other columns
             return None
@@ -167,7 +177,7 @@ class Store(StoreReader):
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
-        kept = self._name_of_kept("rewind", keep_as) if t < last or keep_as else None
+        kept = self._name_of_kept("rewind", keep_as) if t < last or keep_as is not None else None
         self.node.rewind(t, kept)
         return kept
 
@@ -189,6 +199,10 @@ class Store(StoreReader):
 
     def _name_of_kept(self, after: str, keep_as: str | None) -> str | None:
         """Returns the name of the branch that main is kept as; None where it is dropped."""
+        if keep_as is not None and not isinstance(keep_as, str):
+            raise InvalidInputError(
+                f"keep_as is {keep_as!r}, expected the name of a branch, or '' to drop the line before"
+            )
         return f"before-{after}-{self.node.timelines.refs.entries + 1}" if keep_as is None else keep_as or None
 
     def describe_branch(self, name: str) -> BranchInfo:

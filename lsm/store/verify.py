@@ -59,10 +59,9 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
     for register in register_files(root, env):
         try:
             read_small(root / register, env)
-        except FileNotFoundError:
-            continue  # replaced meanwhile
         except NosyncError as error:
-            errors.append(str(error))
+            if not isinstance(error.__cause__, FileNotFoundError):  # else it was replaced meanwhile
+                errors.append(str(error))
     try:
         read_marker(root, env)
     except NosyncError as error:

@@ -269,14 +269,15 @@ def parse_keys(store: Store, stage: str, as_of: AsOf | None, keys: Sequence[str]
 
 def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
     """Returns the value of that type which a table shows as this text."""
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
     try:
-        if pa.types.is_binary(type_):
+        if is_bytes:
             return base64.b64decode(value, validate=True)
         if pa.types.is_timestamp(type_) and type_.tz is not None:
             value = _with_offset(value)
         return pa.array([value]).cast(type_)[0].as_py()
     except (pa.ArrowException, ValueError) as error:
-        what = "text in base64" if pa.types.is_binary(type_) else f"a {type_}"
+        what = "text in base64" if is_bytes else f"a {type_}"
         raise InvalidInputError(f"--key {text!r}: {value!r} is not {what}: {error}") from error
 
 
