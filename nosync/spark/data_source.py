@@ -16,16 +16,16 @@ Options (names as Delta's, with epochs in the place of versions)
     startingEpoch, endingEpoch      the first and last epoch of the feed; default: the first of all, the last sealed
     includeExpired                  true: rows that expired are in the feed, as `expire`; default: they are left out
 
-The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
+The store is opened read-only, so a job may be writing it. One task a shard. A DataFrame stays at the epoch of its first
+action: load() gives another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructField, StructType
@@ -63,19 +63,11 @@ _ONLY_READ = (
     f"format {FORMAT!r} is for reading: a store gets its rows as epochs of a job, from job.advance(t, {{...}}), "
     "job.backfill(...) or job.stream(...)"
 )
-_COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
-    ds.EqualTo: pc.equal,
-    ds.GreaterThan: pc.greater,
-    ds.GreaterThanOrEqual: pc.greater_equal,
-    ds.LessThan: pc.less,
-    ds.LessThanOrEqual: pc.less_equal,
-}
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format known to the session, with filter pushdown switched on."""
+    """Makes the format known to the session."""
     spark.dataSource.register(NosyncDataSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
 class Options:
@@ -241,9 +233,7 @@ def _partitions(options: Options, after: int, until: int) -> list[ShardPartition
         return [ShardPartition(shard, after, until) for shard in parts(options.stage, until, branch=options.branch)]
 
 
-def _read(
-    options: Options, part: ShardPartition, schema: StructType, filters: Sequence[ds.Filter]
-) -> Iterator[pa.RecordBatch]:
+def _read(options: Options, part: ShardPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     with options.open() as store:
         if options.change_feed:
             table = store.changes(
@@ -258,39 +248,20 @@ def _read(
             f"stage {options.stage} has no column {missing!r} there; it has {', '.join(table.column_names)}. Where an upgrade "
             "gave it other columns since, make the DataFrame, or the table of the catalog, again; or ask for an epoch before it"
         )
-    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others. Filters are of values as
-    # Spark has them.
+    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others.
     table = table.select(schema.names).cast(arrow_schema(schema))
-    for wanted in filters:
-        name, value = _column_and_value(wanted)
-        column = table.column(name)
-        table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
     yield from table.to_batches()
 
 
-def _column_and_value(comparison: Any) -> tuple[str, Any]:
-    """Returns the two fields that each comparison has which `Reader.pushFilters` takes."""
-    return comparison.attribute[0], comparison.value
-
-
 class Reader(ds.DataSourceReader):
-    """Reads a state, or a change feed, as a batch."""
+    """Reads a state, or a change feed, as a batch.
+
+    It takes no filters from Spark, which keeps one reader, with what was given to it, for all scans of a DataFrame or a
+    view: each would get the filters of the last one. What it plans is kept, too, so a DataFrame stays at its epoch.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options, self._schema = options, schema
-        self._filters: list[ds.Filter] = []
-
-    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
-        """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest
-        number.
-        """
-        for wanted in filters:
-            attribute: Sequence[str] = getattr(wanted, "attribute", ())
-            is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._schema.names
-            if is_ours and not isinstance(_column_and_value(wanted)[1], float):
-                self._filters.append(wanted)
-            else:
-                yield wanted
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         options = self._options
@@ -311,7 +282,7 @@ class Reader(ds.DataSourceReader):
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ShardPartition)
-        return _read(self._options, partition, self._schema, self._filters)
+        return _read(self._options, partition, self._schema)
 
 
 Offset = dict[str, Any]
@@ -356,7 +327,7 @@ class StreamReader(ds.DataSourceStreamReader):
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ShardPartition)
-        return _read(self._options, partition, self._schema, ())
+        return _read(self._options, partition, self._schema)
 
     def commit(self, end: Offset) -> None:
         """Does nothing: retain= and pins decide what is kept."""
