@@ -54,9 +54,9 @@ _NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
 _STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
 """In the text of a Column object. One that multiplies goes on with a bracket."""
-_NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
+_NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`(?:[^`]|``)+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
-_COLUMN = re.compile(r"\s*(\w+|`[^`]+`)\s*\Z")
+_COLUMN = re.compile(r"\s*(\w+|`(?:[^`]|``)+`)\s*\Z")
 _COMMENT = re.compile(
     r"""(\b[rR]'[^']*'|\b[rR]"[^"]*"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )
@@ -65,6 +65,10 @@ _COMMENT = re.compile(
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 def hash_of(names: Sequence[str]) -> str:
@@ -262,7 +266,7 @@ class Analyzer:
             for e in arguments_of(stage, ExpressionArguments).expressions
             if isinstance(e, str) and not _STAR.search(e)
         ]
-        named = {match["name"].strip("`"): match["text"] for match in texts if match}
+        named = {_unquoted(match["name"]): match["text"] for match in texts if match}
         columns = analyzed(rows).projectList()
         found = {}
         for made in (columns.apply(i) for i in range(columns.size())):

@@ -32,6 +32,11 @@ CLAUSES: dict[str, str] = {
     "other casts": """SELECT id, to_json(CAST(l AS array<double>)) AS d, to_json(CAST(l AS array<string>)) AS s,
                       transform(l, x -> try_add(x, 1)) AS a, transform(l, x -> x + 1) AS b
                       FROM (SELECT id, array(person, id) AS l FROM orders)""",
+    "decimals in functions": """SELECT id, nullif(tax, 1.00) AS n, transform(array(person), x -> x * 1.5) AS a,
+                                transform(array(person), x -> x * 2.5) AS b, filter(array(tax), x -> x > 0.5) AS c,
+                                CAST(make_dt_interval(0, 0, 0, person) AS string) AS d FROM orders""",
+    "decimals in sums": "SELECT sum(tax) / nullif(sum(tax), 0.0) AS v FROM orders",
+    "names in quotes": "SELECT id, person AS `x``y`, person + 1 AS `a ``b`` c` FROM orders",
     "maps in lambdas": """SELECT id, transform(map_keys(m), k -> m[k] + 1) AS a,
                           transform(map_keys(m), k -> try_element_at(m, k)) AS b
                           FROM (SELECT id, map('id', id, 'person', person) AS m FROM orders)""",

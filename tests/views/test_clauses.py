@@ -29,7 +29,8 @@ PARTS = parts(VIEWS, 22)
 SOME = [
     "frames_by_decimals", "distinct_pairs_of_groups", "lambdas_of_two", "with_inside", "pipes", "two_lists",
     "lag_of_fields", "subqueries_in_sums", "order_by_fields", "other_schemas", "one_name_for_two",
-    "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas",
+    "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas", "decimals_in_functions", "decimals_in_sums",
+    "names_in_quotes",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 

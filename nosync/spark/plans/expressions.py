@@ -54,6 +54,9 @@ _FAILING = ("ElementAt", "GetArrayItem")
 Known = Sequence[tuple[Node, str]]
 """Expressions, each with the column that has its value already."""
 
+_DECIMAL = "org.apache.spark.sql.types.Decimal"
+"""A value, and no type, in the package of types."""
+
 
 def _unprinted(nodes: Sequence[Node], text: str) -> list[str]:
     """Returns what tells expressions from others and is not in their text: Spark leaves out schemas, options and casts of what
@@ -71,7 +74,9 @@ def _unprinted(nodes: Sequence[Node], text: str) -> list[str]:
             if not isinstance(argument, JavaObject):
                 continue
             of_class = str(argument.getClass().getName())
-            if of_class.startswith(_TYPES):
+            if of_class == _DECIMAL:
+                found.append(f"{place} {kind} {argument.toString()}")
+            elif of_class.startswith(_TYPES):
                 if kind == "Cast":
                     is_said = text.count(f" AS {argument.sql()})") >= casts[str(argument.sql())]
                 else:
