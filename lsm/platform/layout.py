@@ -20,6 +20,7 @@ stubs/<stage>/<fingerprint>/<shard>/...         for each of those layers a small
 remote.json                                     how far the copies in object stores are, for who only reads
 copied-to.json                                  the object stores that have had copies of this directory
 place.json                                      in a directory that a daemon keeps: a token of it
+being-filled.json                               in one that peers fill, until all that they have was here once
 checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
 checkpoints/<name>.<n>/                         the same after its n-th rewind; `rewound.json` in it says from where
 checkpoints/<name>/pins/<pin>-<token>.json
@@ -46,7 +47,7 @@ DISCARDED, RELEASED = "given-up.json", "let-go.json"
 """The contents that an operator discarded here; and the main timeline's safe point when inputs were last released,
 which the catalog has too, and may lose.
 """
-PLACE_FILE = "place.json"
+PLACE_FILE, BEING_FILLED = "place.json", "being-filled.json"
 REMOTE_STATUS, COPIED_TO = "remote.json", "copied-to.json"
 RESTORING = "restoring.json"
 """What an interrupted restore from copies leaves, which can be said again: from where, and of what."""

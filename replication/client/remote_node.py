@@ -31,7 +31,7 @@ from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
 from nosync.lsm.node.api import RemoteCopies
 from nosync.lsm.node.remote_status import CopiesOfDaemon, read_remote_status
-from nosync.lsm.platform.layout import CHECKPOINTS
+from nosync.lsm.platform.layout import BEING_FILLED, CHECKPOINTS
 from nosync.lsm.platform.lock import check_same
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
@@ -75,11 +75,14 @@ class RemoteNode:
     def _check_has_begun(self) -> None:
         """Raises ReplicationError where nothing is here, and peers may have the store: a job would begin it anew."""
         root, env = self.directory.root, self.directory.env
-        if self.timelines.manifests().last is None and not env.list_dir(root / CHECKPOINTS):
+        has_nothing = self.timelines.manifests().last is None and not env.list_dir(root / CHECKPOINTS)
+        if has_nothing or env.exists(root / BEING_FILLED):
+            has = "nothing" if has_nothing else "only a part of what its peers have"
             raise ReplicationError(
-                f"{root} has nothing yet, and its daemon has not met all peers, or is still being filled by them. One that "
+                f"{root} has {has} yet, and its daemon has not met all peers, or is still being filled by them. One that "
                 "is down may have the store, which would begin a second time here: start the daemons of all nodes first (nosync "
-                f"status {root} shows which are away); or, for a new store, start this one with --new-store"
+                f"status {root} shows which are away), or take one that is lost for good out with nosync peers --remove; or, "
+                "for a new store, start this one with --new-store"
             )
 
     @property

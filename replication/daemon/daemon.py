@@ -28,7 +28,16 @@ from nosync.replication.daemon.published_files import note_published, watch_publ
 from nosync.replication.daemon.replicator import Replicator
 from nosync.replication.daemon.server import Servers
 from nosync.replication.daemon.service import Service
-from nosync.replication.daemon.startup import check_config, forget_keeper, make_store, open_node, ways_of, write_json
+from nosync.replication.daemon.startup import (
+    check_config,
+    forget_keeper,
+    is_being_filled,
+    make_store,
+    note_filled,
+    open_node,
+    ways_of,
+    write_json,
+)
 from nosync.replication.daemon.status import DaemonStatus
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.remote.stubs import env_of
@@ -69,7 +78,12 @@ class Daemon:
         config, members, ways, node = self.config, self._members, self._ways, self.node
         me, links = NodeId(config.node), OpenLinks()
         everyone = [me, *map(NodeId, members.peers)]
-        self.replicator = Replicator(node, me, self.store_id, everyone, config.replicas, is_new_store=config.new_store)
+        if config.new_store:
+            note_filled(config.data, self._env)
+        self.replicator = Replicator(
+            node, me, self.store_id, everyone, config.replicas, is_new_store=config.new_store,
+            is_being_filled=is_being_filled(config), filled=lambda: note_filled(config.data, self._env),
+        )  # fmt: skip
         self._dialer = Dialer(self.replicator, me, members, ways, links)
         self._findings = PeerFindings(self.replicator, members, ways)
         self._expiry = None if ways.certificates is None else Expiry.of(ways.certificates.certificate)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.manifests.branches import MAIN
@@ -49,12 +49,17 @@ class Replicator:
         replicas: int,
         *,
         is_new_store: bool = False,
+        is_being_filled: bool = False,
+        filled: Callable[[], None] = lambda: None,
     ) -> None:
+        """`filled`: is called when what peers have is here, where `is_being_filled`."""
         self._node, self._env = node, node.directory.env
         key_groups, now_s = node.directory.key_groups, self._env.monotonic_s()
         replica = Replica(
-            me, node.incarnation, store_id, members, replicas, now_s, key_groups, is_new_store=is_new_store
-        )
+            me, node.incarnation, store_id, members, replicas, now_s, key_groups, is_new_store=is_new_store,
+            is_being_filled=is_being_filled,
+        )  # fmt: skip
+        self._filled = filled if is_being_filled else None
         self._replica, self._shared = replica, SharedReplica(replica, self._env)
         self.counters = Counters()
         self.announcements = Announcements(node, self._shared)
@@ -225,7 +230,11 @@ class Replicator:
         name = threading.current_thread().name
         while not self._closing.wait(TICK_S):
             problem = ""
-            for step in (self._ask_node, self._tick):  # of a damaged manifest, say, peers must hear all the same
+            for step in (
+                self._ask_node,
+                self._tick,
+                self._look_if_filled,
+            ):  # of a damaged manifest, say, peers must hear all the same
                 try:
                     step()
                 except Exception as error:  # without this thread peers would take the node for dead
@@ -235,6 +244,15 @@ class Replicator:
                 self._node.problems[name] = problem
             else:
                 self._node.problems.pop(name, None)
+
+    def _look_if_filled(self) -> None:
+        if self._filled is None:
+            return
+        with self._shared.lock:
+            is_filled = self._replica.is_filled()
+        if is_filled:
+            self._filled()
+            self._filled = None
 
     def _ask_node(self) -> None:
         discards = self.announcements.discards

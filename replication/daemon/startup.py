@@ -12,7 +12,7 @@ from blake3 import blake3
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.layout import MARKER, PLACE_FILE
+from nosync.lsm.platform.layout import BEING_FILLED, MARKER, PLACE_FILE
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.platform.publish import temporary_path
 from nosync.lsm.platform.store_marker import Marker, check_can_be_store, create_store, read_marker
@@ -112,7 +112,27 @@ def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str
             forget_keeper(config.data, env)
         raise
     assert keeper.token is not None
+    if before is None and config.peers and not config.new_store and _has_nothing(node):
+        write_json(config.data / BEING_FILLED, {"node": config.node}, env)
     return node, keeper.token, before is None
+
+
+def _has_nothing(node: Node) -> bool:
+    return not node.durable_records() and node.timelines.manifests().last is None
+
+
+def is_being_filled(config: DaemonConfig) -> bool:
+    """Returns whether a directory had nothing when its first daemon began, and what peers have has not all come since. A job
+    would begin anew there, or go on from a part.
+    """
+    return (config.data / BEING_FILLED).exists() and not config.new_store
+
+
+def note_filled(data: Path, env: Env) -> None:
+    """Notes that all that peers have is here."""
+    with storage_errors("remove", data / BEING_FILLED):
+        env.unlink(data / BEING_FILLED)
+        env.sync_dir(data)
 
 
 def forget_keeper(data: Path, env: Env) -> None:

@@ -80,8 +80,11 @@ class Replica:
         key_groups: int = 0,
         *,
         is_new_store: bool = False,
+        is_being_filled: bool = False,
     ) -> None:
-        """`is_new_store`: where nothing is here, it is not because a disk was lost."""
+        """`is_new_store`: where nothing is here, it is not because a disk was lost. `is_being_filled`: nothing was here, and
+        what peers have has not all come since.
+        """
         self.me = me
         peers = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.state = ReplicaState(Placement(me, replicas), peers, now_s)
@@ -93,6 +96,7 @@ class Replica:
         self._statements = Statements(self.state, self.planner)
         self._began_s = self._heartbeat_s = now_s
         self._is_new_store = is_new_store
+        self.is_being_filled = is_being_filled
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
@@ -283,7 +287,11 @@ class Replica:
         has_nothing = not len(self.mine) and not self._is_new_store
         if has_nothing and not all(peer.is_known or peer.refused for peer in self.peers.values()):
             return False
-        return self._knows_peers() and self.planner.is_filled()
+        if self.is_being_filled and not self.all_are_up():
+            return False  # the one that is away may have what the others lack, or was about to send the rest
+        is_filled = self._knows_peers() and self.planner.is_filled()
+        self.is_being_filled = self.is_being_filled and not is_filled
+        return is_filled
 
     def has_all_of(self, checkpoint: str) -> bool:
         """Returns whether nothing of a kept checkpoint that any peer is known to hold is missing here."""

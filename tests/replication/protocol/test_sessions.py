@@ -93,6 +93,22 @@ def test_a_node_that_has_nothing_is_not_filled_before_it_has_met_all() -> None:
     assert begun.is_filled(), "what is here is no new disk, and nobody is waited for"
 
 
+def test_a_node_that_had_nothing_is_not_filled_by_a_part() -> None:
+    """The peer that was sending the rest went, or the one that has it is down."""
+    ids = [NodeId(name) for name in ("n1", "n2", "n3")]
+    one = Replica(ids[0], "life", "store", ids, replicas=2, is_being_filled=True)
+    one.holds([held(0)])
+    for node in ids[1:]:
+        one.peers[node].is_known = True
+    for t in range(100):
+        one.tick(t * MEET_S)
+    assert not one.is_filled(), "n2 and n3 are away"
+    for node in ids[1:]:
+        one.peers[node].refused = "gone for good"
+    assert one.is_filled()
+    assert not one.is_being_filled
+
+
 def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
