@@ -77,6 +77,7 @@ class CountedCopies:
                 self._again_s = self._env.monotonic_s() + _COUNT_AGAIN_S
                 if client is not None and self._client is client:  # the daemon may listen elsewhere when it is back
                     self._client = None
+                    client.close()
             return 0
 
 

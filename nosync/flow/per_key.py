@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class PerKey:
             grouped.setdefault(self._key_of(row), []).append(row)
         for found in before:
             grouped.setdefault(found, [])  # its timer fired
-        after = []
+        after, columns = [], frozenset(state.column_names)
         outputs: dict[str, list[dict[str, Any]]] = {}
         for found, rows in grouped.items():
             old = before.get(found)
@@ -41,16 +41,18 @@ class PerKey:
             for name, of_key in more.items():
                 outputs.setdefault(name, []).extend(of_key)
             if values is not None:
-                after.append(self._with_key(key, values, state.column_names))
+                after.append(self._with_key(key, values, columns))
         kept = table_of(after, state.schema)
         return {"state": kept, **outputs} if outputs else kept
 
-    def _with_key(self, key: tuple[Any, ...], values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    def _with_key(self, key: tuple[Any, ...], values: Mapping[str, Any], columns: Set[str]) -> dict[str, Any]:
         """Returns the row of a key. Its key is that of the rows, whatever the function returned."""
         own = dict(zip(self.key, key, strict=True))
-        unknown = sorted(values.keys() - {*columns})
-        if unknown:
-            raise FlowError(f"the function returned {unknown}, which are not state columns; it has {[*columns]}")
+        if not values.keys() <= columns:
+            unknown = sorted(values.keys() - columns)
+            raise FlowError(f"the function returned {unknown}, which are not state columns; it has {sorted(columns)}")
+        if columns.isdisjoint(self.key) or not any(name in values for name in self.key):
+            return {**values, **own}
         other = next(
             (name for name in self.key if name in values and _findable(values[name]) != _findable(own[name])), None
         )

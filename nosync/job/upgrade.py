@@ -162,9 +162,8 @@ class Upgrade:
         waits = not has_epochs and self._at is None and timeline.at == last  # nothing ran since the upgrade before
         if waits and self._stages.is_of(timeline):
             return UpgradePlan(int(last), None, (), (), (), (), {})
-        self._check_keep_as(keep_as)
         kept = keep_as or self._free_name(f"before-upgrade-{last}")
-        return UpgradePlan(
+        plan = UpgradePlan(
             int(last),
             kept if has_epochs or keep_as else None,
             _declared_names(name for name in changed if name in recorded and name not in anew),
@@ -174,6 +173,9 @@ class Upgrade:
             more,
             _declared_names(name for name in timeline.changed if waits and name not in changed),
         )
+        if plan.is_needed:  # a program may ask for the same upgrade at each start
+            self._check_keep_as(keep_as)
+        return plan
 
     def _check_keep_as(self, name: str | None) -> None:
         """Raises InvalidInputError for a name that the line before cannot have."""

@@ -29,8 +29,9 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def column_of(values: Iterable[Any], field: pa.Field) -> pa.Array:
     """Returns values as a column. Raises SchemaError naming the column and the value that does not fit."""
-    values = list(values)
-    check = _check_of(field.type)
+    check = None
+    if isinstance(values, list | tuple):  # a column of Arrow, NumPy or pandas has a type, of which Arrow loses nothing
+        check = _check_of(field.type)
     for value in values:
         if check is None:
             break
@@ -63,9 +64,13 @@ def _check_of(type_: pa.DataType) -> _Check | None:
 def _is_whole(value: Any) -> str | None:
     if isinstance(value, int):
         return None
-    if isinstance(value, numbers.Number | Decimal | np.floating) and value % 1 != 0:  # type: ignore[operator]
-        return "is no whole number: round it, or declare another type"
-    return None
+    if not isinstance(value, numbers.Number | Decimal | np.floating):
+        return None
+    try:
+        is_whole = value % 1 == 0  # type: ignore[operator]
+    except (ArithmeticError, TypeError):  # infinite, or complex
+        is_whole = False
+    return None if is_whole else "is no whole number: round it, or declare another type"
 
 
 def _is_time(value: Any) -> str | None:

@@ -50,6 +50,8 @@ class Uploader:
         self._dropped: list[str] = []
         self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
+        self._may_say_more = True
+        """Whether something came since it was found that no more is whole than is said."""
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -91,6 +93,7 @@ class Uploader:
             return
         new = self._source.new()
         looks_at_all, self._looks_at_all = self._looks_at_all or new is None, False
+        self._may_say_more = self._may_say_more or looks_at_all or bool(new and (new.layers or new.small_files))
         layers = _versions(self._source.layers()) if looks_at_all or new is None else self._mine(new.layers)
         self._take_checkpoints(looks_at_all=looks_at_all)
         small = self._source.small_files() if looks_at_all else new.small_files if new else ()
@@ -235,10 +238,13 @@ class Uploader:
         """Returns whether more is whole than anybody said: because of what other nodes put since, or because a copy of the
         directory was made while the store went on.
         """
+        if self._others is None and not self._may_say_more:
+            return False
         others = () if self._others is None else self._others.reached
         said = furthest([self.writer.contents.reached, *others])
         found = self._reached((), ())
-        return any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
+        self._may_say_more = any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
+        return self._may_say_more
 
     def _put_large(self) -> None:
         """Puts large files, and leaves the rest of them for the next time after as much as a pack has."""
@@ -273,6 +279,7 @@ class Uploader:
             self._reach.forget()
         reached = self._reached(added, dropped)
         at, incarnation = self.writer.contents.at.next, self.writer.claim.incarnation
+        self._may_say_more = True
         self.writer.write(builder, Step(at, added, dropped, reached, incarnation))
 
     def _reached(self, added: Iterable[Placed], dropped: Iterable[str]) -> Reached:

@@ -117,6 +117,9 @@ def test_a_name_that_the_line_before_cannot_have(spark: SparkSession, store: nos
     with pytest.raises(nosync.InvalidInputError, match="has this name"):
         job.branch("upgrade-in-progress", at=0)
     give(spark, job, 1, ("a", 6))
+    for _ in range(2):  # as a program does that asks at each start
+        job.upgrade(flow_of(W2), keep_as="before-v2")
+        give(spark, job, int(job.last_sealed() or 0) + 1, ("a", 1))
 
 
 def test_sides_are_compared_by_the_columns_of_then(spark: SparkSession, store: nosync.Store) -> None:

@@ -26,6 +26,8 @@ NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.int64()))])
         (pa.int64(), Decimal("-1.9"), "is no whole number"),
         (pa.int64(), float("nan"), "nan is no whole number"),
         (pa.int64(), np.float32(0.5), "is no whole number"),
+        (pa.int64(), Decimal("Infinity"), "is no whole number"),
+        (pa.int64(), 1j, "is no whole number"),
         (pa.int8(), 200, "too large"),
         (pa.list_(pa.int32()), [1, None, 1.9], "is no whole number"),
         (pa.map_(pa.string(), pa.int32()), {"a": 1.9}, "is no whole number"),

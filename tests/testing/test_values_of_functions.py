@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import nosync
@@ -63,6 +66,25 @@ def test_a_tester_takes_no_rows_that_lose_a_part(rows: Any) -> None:
         pytest.raises(nosync.SchemaError, match="source s: column 'amount' is int64, and 2.9"),
     ):
         tester.advance({"s": rows})
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "found"),
+    [
+        ("double", pd.Series([1.0, None]), [1.0, None]),
+        ("bigint", pd.Series([1, None], dtype="Int64"), [1, None]),
+        ("string", pd.Series(["a", None]), ["a", None]),
+        ("timestamp", pd.Series([pd.Timestamp("2026-01-01"), pd.NaT]), [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None]),
+        ("bigint", pa.array([1, None], pa.int32()), [1, None]),
+        ("bigint", np.array([1, 2]), [1, 2]),
+    ],
+)
+def test_columns_with_a_type_are_taken_as_before(type_: str, values: Any, found: list[Any]) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("s", f"x {type_}")
+    with FlowTester(flow) as tester:
+        tester.advance({"s": {"x": values}})
+        assert sorted(tester.read("s")["x"].to_pylist(), key=repr) == sorted(found, key=repr)
 
 
 def test_an_epoch_that_failed_may_be_given_other_rows() -> None:

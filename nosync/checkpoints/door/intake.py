@@ -103,9 +103,9 @@ class Intake:
             self._published.add(path)
         self._arrived.put(path)
 
-    def has_more(self) -> bool:
-        """Returns whether something that was published is not taken yet."""
-        return bool(self._published or self._ready or self._waiting) or not self._arrived.empty()
+    def is_behind(self) -> bool:
+        """Returns whether the beginning of a query, or an entry of its logs, was published and is not taken yet."""
+        return bool(self._published)
 
     def copies(self, paths: Sequence[str]) -> int:
         """Returns 1 if all of some files are durable here as they are now, and 0 otherwise."""

@@ -131,19 +131,20 @@ class ServedCheckpoint:
             )
 
     def check_follows(self, path: str) -> None:
-        """Raises RemoteError for an entry of a log that does not follow what is there: the checkpoint went back, or its
-        directory was removed, under a query that runs on.
+        """Raises RemoteError for an entry of a log that does not follow what the checkpoint went back to: a query that ran
+        then, and runs on, would tear it. From the first entry on that follows, the query is one that began there.
         """
         file = parse(path)
-        if not isinstance(file, BatchFile):
+        if not self._went_back or not isinstance(file, BatchFile):
             return
-        before = file.batch if file.log == "commits" else file.batch - 1
-        follows = self._has_offsets(before) or not (file.log == "commits" or self._went_back)
-        if not follows and (file.log == "commits" or file.batch not in (0, self._next_batch())):
-            raise refused(
-                f"/{path} does not follow what is there: checkpoint {self.keep.name} went back to what is kept while this query "
-                "ran. Start the query again, and it goes on from there"
-            )
+        is_next = file.log == "offsets" and (file.batch == self._next_batch() or self._has_offsets(file.batch))
+        if is_next or (file.log == "commits" and self._has_offsets(file.batch)):
+            self._went_back = False
+            return
+        raise refused(
+            f"/{path} does not follow what is there: checkpoint {self.keep.name} went back to what is kept while this query "
+            "ran. Start the query again, and it goes on from there"
+        )
 
     def _has_offsets(self, t: int) -> bool:
         path = f"offsets/{t}"
@@ -168,7 +169,7 @@ class ServedCheckpoint:
 
     def is_kept(self) -> bool:
         """Returns whether something of the checkpoint is kept, or is about to be."""
-        return bool(len(self.keep.index)) or self.intake.has_more()
+        return bool(len(self.keep.index)) or self.intake.is_behind()
 
     def close(self) -> None:
         """Takes in what is there yet, and lets the checkpoint go."""

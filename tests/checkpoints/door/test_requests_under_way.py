@@ -18,6 +18,7 @@ from nosync.lsm.platform.env import Env
 from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints.door.client import Client, Refused
 from tests.checkpoints.door.query_through_door import QueryThroughDoor
+from tests.checkpoints.fake_query import FakeQuery
 
 
 @pytest.fixture(params=["async", "strict"])
@@ -81,6 +82,26 @@ def test_a_directory_that_is_removed_under_a_query(tmp_path: Path, door: nosync.
             query.client.publish(path, b"v1\n{}", overwrite=False)
     query.run(2)
     eventually("it goes on", lambda: Keep(data, "words", Env()).safe() == 4)
+    # With async progress tracking not every batch has entries: from the first that follows on, nothing is refused.
+    for n in (9, 12):
+        query.client.publish(f"offsets/{n}", b"v1\n{}\n{}", overwrite=False)
+
+
+def test_a_checkpoint_is_copied_behind_the_door_in_any_order(tmp_path: Path, door: nosync.checkpoints.Door) -> None:
+    """Hadoop copies by name, so commits come before offsets."""
+    query = FakeQuery(tmp_path / "ck", "hdfs")
+    query.run(3)
+    client = Client(door.address("moved"))
+    for path in sorted(path for path in query.root.rglob("*") if path.is_file()):
+        client.create(path.relative_to(query.root).as_posix(), path.read_bytes())
+    eventually("it is kept", lambda: Keep(tmp_path / "data", "moved", Env()).safe() == 2)
+
+
+def test_what_nothing_is_kept_of_can_be_removed(tmp_path: Path, door: nosync.checkpoints.Door) -> None:
+    client = Client(door.address("half"))
+    client.create("state/0/0/1.delta", b"x")
+    assert client.delete("", recursive=True)
+    assert not (tmp_path / "data/checkpoint-live/half").exists()
 
 
 def test_who_does_not_say_the_secret_keeps_no_connection(door: nosync.checkpoints.Door) -> None:

@@ -75,6 +75,8 @@ def test_what_is_in_the_bucket_already_is_said(tmp_path: Path) -> None:
         uploader = copies.level._uploader
         assert uploader is not None
         uploader.writer.contents.reached = uploader.writer.acknowledged = type(uploader.writer.acknowledged)()
+        copies.level._uploader.look_at_all()
+        uploader.gather()
         assert uploader.has_something
         copies.push()
         assert copies.level.status().safe_point == 2
