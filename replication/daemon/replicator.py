@@ -154,6 +154,12 @@ class Replicator:
                 return False
         return False
 
+    def away(self) -> list[str]:
+        """Returns the peers that are not there, but for those that are not talked to."""
+        with self._shared.lock:
+            state = self._replica.state
+            return sorted(n for n, peer in state.peers.items() if not peer.refused and not peer.is_up(state.now_s))
+
     def count_copies(self, names: Sequence[FileName]) -> list[int]:
         """Returns on how many nodes each file is durable, as far as they said so; 0: it is not durable here."""
         with self._shared.lock:

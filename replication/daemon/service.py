@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
+from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.model.layer import check_name as check_layer_name
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.layout import CHECKPOINTS
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.admission import Admission, slots
 from nosync.replication.daemon.config import DaemonConfig
@@ -189,6 +191,19 @@ class Service:
             log.warning("the members are now %s", ", ".join([self._config.node, *self._members.peers]))
         return pb.Done()
 
+    def _check_may_drop(self, keep_as: str, t: int) -> None:
+        """Raises InvalidInputError where the epochs of main after `t` are dropped, and a peer that is away may go on with them:
+        when it is back, all that was sealed since would be dropped everywhere.
+        """
+        last, away = self._node.last_sealed(), self._replicator.away()
+        if keep_as or last is None or t >= last or not away:
+            return
+        raise InvalidInputError(
+            f"the line that main is would be dropped while {', '.join(away)} may go on with it, for not all peers are there: "
+            "keep it as a branch (leave out --drop, or keep_as=''), start their daemons first, or take a node that is gone for "
+            "good out with nosync peers --remove"
+        )
+
     def ChangeBranches(self, request: pb.ChangeBranchesRequest, call: Call) -> pb.ChangeBranchesReply:
         with self._admission.answering(call, OWNER):
             self._node.learn()
@@ -198,8 +213,10 @@ class Service:
                 stages = ChangedStages(tuple(made.changed), tuple(made.anew), tuple(made.replaced))
                 self._node.create_branch(made.name, made.parent, made.at, stages)
             elif kind == "promote":
+                self._check_may_drop(request.promote.keep_as, BEFORE_FIRST_EPOCH)
                 self._node.promote(request.promote.name, request.promote.keep_as or None)
             elif kind == "rewind":
+                self._check_may_drop(request.rewind.keep_as, request.rewind.at)
                 self._node.rewind(request.rewind.at, request.rewind.keep_as or None)
             elif kind == "delete":
                 dropped = self._node.delete_branch(request.delete)

@@ -44,3 +44,22 @@ def test_no_job_goes_on_from_a_part_of_the_store(tmp_path: Path, monkeypatch: py
         with daemons.open("n1") as store:
             assert store.last_sealed() == 4
             assert state(store, 4)
+
+
+def test_nothing_is_dropped_that_a_node_which_is_away_may_go_on_with(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        for t in range(5):
+            publish(store, t)
+        eventually("both have them", lambda: all(daemons.safe_point(node) == 4 for node in daemons.nodes))
+        daemons.kill("n2")
+        eventually("n1 sees that n2 is away", lambda: daemons.peer("n1", "n2").state != "up")
+        with pytest.raises(nosync.NosyncError, match="would be dropped while n2 may go on with it"):
+            store.rewind(2, keep_as="")
+        assert store.last_sealed() == 4
+        store.rewind(2, keep_as="kept")
+        with pytest.raises(nosync.NosyncError, match="would be dropped while n2 may go on with it"):
+            store.promote("kept", keep_as="")
+        daemons.start("n2")
+        eventually("n2 is back", lambda: daemons.peer("n1", "n2").state == "up")
+        store.promote("kept", keep_as="")
+        assert store.last_sealed() == 4
