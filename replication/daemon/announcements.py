@@ -8,11 +8,13 @@ from pathlib import PurePosixPath
 
 from blake3 import blake3
 
-from nosync.lsm.errors import ReplicationError, described
+from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.node.node import Node
+from nosync.lsm.platform.layout import REGISTERS
 from nosync.lsm.platform.opaque import OpaqueRecord
 from nosync.replication.daemon.shared_replica import SharedReplica
 from nosync.replication.protocol.file_names import FileName, FileVersion
@@ -49,7 +51,21 @@ class Announcements:
             with self._shared.lock:
                 self._unannounced[path] = described(error)
             return None
+        if path.parts[0] in REGISTERS and self._is_damaged(path, text):
+            return None
         return FileVersion(name, blake3(text).hexdigest(), len(text))
+
+    def _is_damaged(self, path: PurePosixPath, text: bytes) -> bool:
+        """Puts a small fact that is not what any store writes into quarantine: peers have it, and would take it for another
+        one.
+        """
+        try:
+            check_contents(path, text)
+        except NosyncError as error:
+            log.error("%s; peers are asked for it", error)
+            self._node.parts.quarantine.put_file(self._root / path, ".".join(path.parts[:-1]), error)
+            return True
+        return False
 
     def announce_again(self) -> None:
         """Announces what could not be read when it had become durable: peers would wait for it for ever."""
