@@ -1,4 +1,4 @@
-"""A small fact whose bits were flipped on one node: the node asks its peers for it, and does not take it for another one."""
+"""Nodes after a damage or a loss: small facts are asked of peers again, and what waits for one that is lost is told."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ def test_a_pin_whose_bits_were_flipped_is_fetched_again(tmp_path: Path) -> None:
         for node in daemons.nodes:
             assert not daemons.status(node).problems
         assert store.pins() == {"quarter": 1}
+
+
+def test_an_epoch_that_waits_is_told_after_a_restart(tmp_path: Path) -> None:
+    """It is the alert for a peer that is lost."""
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0)
+            eventually("it is safe", lambda: daemons.safe_point("n1") == 0)
+            assert daemons.status("n1").lag_s == 0
+            daemons.kill("n2")
+            publish(store, 1)
+        daemons.stop("n1")
+        daemons.start("n1")
+        eventually("it waits", lambda: daemons.status("n1").lag_s > 0)
+        daemons.start("n2")
+        eventually("it waits no more", lambda: daemons.status("n1").lag_s == 0 and daemons.safe_point("n1") == 1)
