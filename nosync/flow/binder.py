@@ -269,6 +269,11 @@ class _Binder:
                 f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"
             )
         kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
+        twice = next((name for name in kept if kept.count(name) > 1), None)
+        if twice is not None:
+            raise SchemaError(
+                f"stage {stage.name}: its function returned two columns of the name {twice!r}: rename one"
+            )
         check_made(stage, result.select(kept).schema)
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
 

@@ -116,6 +116,8 @@ class Groups:
             )
         if how != SUM and is_float(column.type):
             return self._extreme_of_floats(column, how)
+        if how != SUM and pa.types.is_duration(column.type):  # which Arrow does not compare in groups
+            return self.reduce(column.view(pa.int64()), how).view(column.type)
         values = fixed_view(column)
         if values is None:
             return self._reduce_by_arrow(column, how)

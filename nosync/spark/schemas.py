@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +50,12 @@ def parse_ddl(text: str) -> pa.Schema:
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
     return declared_schema(schema)
+
+
+def _in_other_case(name: str, columns: Sequence[str]) -> str:
+    """Returns a hint where a column only differs in case, for which Spark may take it."""
+    other = next((column for column in columns if column.lower() == name.lower()), None)
+    return "" if other is None else f" (there is {other!r}: names here are as they are written; rename it)"
 
 
 def spark_schema(schema: pa.Schema, what: str) -> StructType:
@@ -205,7 +211,8 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
         index = found.get_field_index(expected.name)
         if index < 0:
             raise SchemaError(
-                f"source {stage.name}: column {expected.name!r} is missing; expected {describe(stage.schema)}, "
+                f"source {stage.name}: column {expected.name!r} is missing{_in_other_case(expected.name, frame.columns)}; "
+                f"expected {describe(stage.schema)}, "
                 f"found {', '.join(frame.columns)}"
             )
         if nullable(found.field(index).type) != nullable(expected.type):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import grpc
 
@@ -16,6 +17,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.daemon.links import OpenLinks, cancel_when_closed, read_all
 from nosync.replication.daemon.members import Members
 from nosync.replication.daemon.replicator import Replicator
+from nosync.replication.daemon.shared_replica import LOG_AGAIN_S
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport.client import Ways
 
@@ -47,13 +49,18 @@ class Dialer:
             threading.Thread(target=self._dial, args=(node, address), name=f"nosync-dial-{node}", daemon=True).start()
 
     def _dial(self, node: NodeId, address: str) -> None:
+        logged_s = float("-inf")
         while not self._closing.is_set() and self._dialled.get(node) == address:
             if not self._replicator.is_linked(node):
                 try:
                     with self._ways.channel(address, node) as channel:
                         self._link(channel, node)
                 except Exception as error:  # noqa: BLE001 - certificates that are being replaced, say
-                    log.error("cannot dial node %s at %s, which is tried again: %s", node, address, described(error))
+                    if time.monotonic() - logged_s >= LOG_AGAIN_S:
+                        logged_s = time.monotonic()
+                        log.error(
+                            "cannot dial node %s at %s, which is tried again: %s", node, address, described(error)
+                        )
             self._closing.wait(REDIAL_S)
 
     def _link(self, channel: grpc.Channel, node: NodeId) -> None:

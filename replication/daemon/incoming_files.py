@@ -230,7 +230,7 @@ class IncomingFiles:
         self._not_kept(incoming.held.name, why)
 
     def _not_kept(self, name: FileName, why: str) -> None:
-        log.warning("not kept: %s: %s", name, why)
+        self._shared.log_again(f"not kept: {name}: {why}", "not kept")  # of a full disk there are many
         self._node.problems[_NOT_KEPT] = f"not kept, and asked for again: {name}: {why}"
         self._counters.refused_files += 1
         with self._shared.lock:

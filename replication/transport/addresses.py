@@ -68,7 +68,10 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
             f"two peers of node {me} are said to listen on {twice}: each node has an address of its own. To replace a "
             "node by another one in its place, give nosync peers --remove and --add in one call"
         )
-    if listen in peers and not listen.endswith(":0"):
+    no_port = next((address for address in peers if address.endswith(":0")), None)
+    if no_port is not None:
+        raise ReplicationError(f"a peer of node {me} is said to listen on {no_port}: say the port that it listens on")
+    if not listen.endswith(":0") and any(_is_same(listen, address) for address in peers):
         raise ReplicationError(
             f"node {me} listens on {listen}, and a peer is said to: each node has an address of its own"
         )
@@ -77,6 +80,14 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
             f"node {me} listens on {listen} with peers {', '.join(peers) or 'none'}: off loopback both sides need "
             "certificates: make them with nosync certs, and give --tls DIR"
         )
+
+
+def _is_same(a: str, b: str) -> bool:
+    """Returns whether two addresses are one: that of this host has several names."""
+    (host, _, port), (other, _, other_port) = a.rpartition(":"), b.rpartition(":")
+    return port == other_port and (
+        host == other or (is_loopback(a) and is_loopback(b) and "localhost" in (host, other))
+    )
 
 
 def check_free(listen: str) -> None:

@@ -42,6 +42,8 @@ def test_an_address_that_cannot_be_had_is_said_in_one_line(
         (["--metrics", "x"], "metrics: address 'x'"),
         (["--peer", "n2=host"], "peers.n2: address 'host'"),
         (["--listen", "127.0.0.1:7510", "--peer", "n2=127.0.0.1:7510"], "an address of its own"),
+        (["--listen", "127.0.0.1:7510", "--peer", "n2=localhost:7510"], "an address of its own"),
+        (["--peer", "n2=127.0.0.1:0"], "is said to listen on 127.0.0.1:0: say the port"),
         (["--tls", "nope"], "make certificates with nosync certs"),
         (["--peer", "n2=127.0.0.1:1", "--peer", "n2=127.0.0.1:2"], "names node n2 twice"),
         (

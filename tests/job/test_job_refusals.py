@@ -107,7 +107,12 @@ def test_jobs_that_do_not_fit_the_store(spark: SparkSession, store: nosync.Store
     [
         (lambda s, f: {}, nosync.InvalidInputError, "source words has no input"),
         (lambda s, f: {"words": f, "x": f}, nosync.InvalidInputError, "'x' is not a source"),
-        (lambda s, f: {"words": f.drop("n")}, nosync.SchemaError, "column 'n' is missing"),
+        (lambda s, f: {"words": f.drop("n")}, nosync.SchemaError, "column 'n' is missing; expected"),
+        (
+            lambda s, f: {"words": f.withColumnRenamed("n", "N")},
+            nosync.SchemaError,
+            r"'n' is missing \(there is 'N': names",
+        ),
         (
             lambda s, f: {"words": f.selectExpr("word", "cast(n as int) n", "x")},
             nosync.SchemaError,

@@ -97,3 +97,10 @@ def test_an_epoch_that_failed_may_be_given_other_rows() -> None:
             tester.advance({"t": [(t, 3)]})
             assert tester.read("total").to_pylist() == [{"total": 3 * (t + 1)}]
         tester.assert_deterministic()
+
+
+def test_a_function_that_returns_a_column_twice_is_named() -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("s", "n bigint").map("v", lambda rows: rows.append_column("n", rows["n"]), version="1")
+    with pytest.raises(nosync.SchemaError, match="stage v: its function returned two columns of the name 'n'"):
+        FlowTester(flow)

@@ -36,6 +36,8 @@ CLAUSES: dict[str, str] = {
                                 transform(array(person), x -> x * 2.5) AS b, filter(array(tax), x -> x > 0.5) AS c,
                                 CAST(make_dt_interval(0, 0, 0, person) AS string) AS d FROM orders""",
     "decimals in sums": "SELECT sum(tax) / nullif(sum(tax), 0.0) AS v FROM orders",
+    "spans of time": """SELECT person, min(at - TIMESTAMP '2026-01-01 00:00:00') AS first,
+                        max(at - TIMESTAMP '2026-01-01 00:00:00') AS last FROM orders GROUP BY person""",
     "names in quotes": "SELECT id, person AS `x``y`, person + 1 AS `a ``b`` c` FROM orders",
     "maps in lambdas": """SELECT id, transform(map_keys(m), k -> m[k] + 1) AS a,
                           transform(map_keys(m), k -> try_element_at(m, k)) AS b
