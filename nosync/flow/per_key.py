@@ -15,6 +15,8 @@ from nosync.lsm.errors import FlowError
 KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Any]
 """Returns the state of the key, or None; beside several outputs (state, {output: rows})."""
 
+_NO_OUTPUTS: Mapping[str, list[dict[str, Any]]] = {}
+
 
 @dataclass(frozen=True)
 class PerKey:
@@ -37,7 +39,7 @@ class PerKey:
             first = rows[0] if rows else before[found]
             key = tuple(first[name] for name in self.key)
             returned = self.fn(key, rows, None if old is None else self._without_key(old))
-            values, more = _parts(returned)
+            values, more = (returned, _NO_OUTPUTS) if type(returned) is dict else _parts(returned)
             for name, of_key in more.items():
                 outputs.setdefault(name, []).extend(of_key)
             if values is not None:
@@ -51,7 +53,7 @@ class PerKey:
         if not values.keys() <= columns:
             unknown = sorted(values.keys() - columns)
             raise FlowError(f"the function returned {unknown}, which are not state columns; it has {sorted(columns)}")
-        if columns.isdisjoint(self.key) or not any(name in values for name in self.key):
+        if values.keys().isdisjoint(own):
             return {**values, **own}
         other = next(
             (name for name in self.key if name in values and _findable(values[name]) != _findable(own[name])), None

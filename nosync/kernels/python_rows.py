@@ -6,9 +6,11 @@ out that a struct does not have.
 
 from __future__ import annotations
 
+import datetime
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from decimal import Decimal
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ def column_of(values: Iterable[Any], field: pa.Field) -> pa.Array:
     check = None
     if isinstance(values, list | tuple):  # a column of Arrow, NumPy or pandas has a type, of which Arrow loses nothing
         check = _check_of(field.type)
+        if check is not None and set(map(type, values)) <= _FINE.get(check, frozenset()):
+            check = None
     for value in values:
         if check is None:
             break
@@ -83,6 +87,13 @@ def _is_float(value: Any) -> str | None:
     if isinstance(value, float | int) and _LARGEST_FLOAT < abs(value) < float("inf"):
         return "is too large: declare double"
     return None
+
+
+_FINE: Mapping[_Check, Set[type]] = {
+    _is_whole: {int, NoneType},
+    _is_time: {datetime.datetime, datetime.date, datetime.timedelta, NoneType},
+}
+"""Of these types nothing is lost, so no value has to be looked at."""
 
 
 def _first(check: _Check, values: Iterable[Any]) -> str | None:
