@@ -38,6 +38,8 @@ CLAUSES: dict[str, str] = {
     "decimals in sums": "SELECT sum(tax) / nullif(sum(tax), 0.0) AS v FROM orders",
     "spans of time": """SELECT person, min(at - TIMESTAMP '2026-01-01 00:00:00') AS first,
                         max(at - TIMESTAMP '2026-01-01 00:00:00') AS last FROM orders GROUP BY person""",
+    "any at all": """SELECT id, CASE WHEN NOT EXISTS (SELECT * FROM people WHERE score > 90) THEN 'none' END AS few
+                     FROM orders WHERE person = 1 OR EXISTS (SELECT 1 FROM people WHERE score > 50)""",
     "names in quotes": "SELECT id, person AS `x``y`, person + 1 AS `a ``b`` c` FROM orders",
     "maps in lambdas": """SELECT id, transform(map_keys(m), k -> m[k] + 1) AS a,
                           transform(map_keys(m), k -> try_element_at(m, k)) AS b

@@ -30,7 +30,7 @@ SOME = [
     "frames_by_decimals", "distinct_pairs_of_groups", "lambdas_of_two", "with_inside", "pipes", "two_lists",
     "lag_of_fields", "subqueries_in_sums", "order_by_fields", "other_schemas", "one_name_for_two",
     "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas", "decimals_in_functions", "decimals_in_sums",
-    "names_in_quotes", "spans_of_time",
+    "names_in_quotes", "spans_of_time", "any_at_all",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 

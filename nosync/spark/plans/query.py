@@ -41,6 +41,7 @@ _RAISED = "USER_RAISED_EXCEPTION"
 _NESTING = 3
 """How deep subqueries may be in each other."""
 _SUBQUERIES = (
+    "RewriteNonCorrelatedExists",
     "PullupCorrelatedPredicates",
     "RewriteCorrelatedScalarSubquery",
     "RewriteLateralSubquery",

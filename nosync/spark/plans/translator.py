@@ -314,6 +314,9 @@ class Translator:
             below = below.child()
         if kind_of(below) == "Offset":
             offset, below = below.offsetExpr(), below.child()
+        if offset is None and _is_one_of_the_same(limit, below):
+            relation = self.only(self._of(below), items(plan.output()))
+            return relation.with_stage(self.stages.distinct(relation.stage))
         return self._between(plan, below, limit, offset)
 
     _locallimit = _globallimit
@@ -337,6 +340,13 @@ class Translator:
         if first:
             relation = relation.with_stage(self.stages.where(relation.stage, f"{quoted(place)} > {first}"))
         return relation if chosen is None else self.projected(relation, chosen)
+
+
+def _is_one_of_the_same(limit: Node, below: Node) -> bool:
+    """Returns whether a limit takes one of rows that are all the same, as Spark asks whether there are any."""
+    if kind_of(below) != "Project" or int(limit.eval(None)) != 1:
+        return False
+    return all(kind_of(one) == "Alias" and one.child().foldable() for one in items(below.projectList()))
 
 
 def _column_of(name: str, types: Mapping[str, Node]) -> str:
