@@ -8,7 +8,6 @@ job.recover()
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from nosync.job.replay import Progress, Replay, ReplayPlan, ReplayPlanner, Repla
 from nosync.job.reports import EpochReport, RecoveryReport
 from nosync.job.sealing import Sealing
 from nosync.job.sinks import Sink
+from nosync.job.turn import Turn
 from nosync.job.upgrade import Upgrade, UpgradePlan
 from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.manifests.branches import MAIN
@@ -85,7 +85,7 @@ class Job(JobViews, JobStreams):
         self._runner = Runner(spark, store.node, self._location, self._settings)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
-        self._turn = threading.RLock()
+        self._turn = Turn(lambda: self._versions.declared.views)
         code = frozen(flow, spark)
         if upgrade:
             self._upgrade(code, None)

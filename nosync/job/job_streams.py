@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from nosync.job.epoch_runs import EpochRuns
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.reports import EpochReport
 from nosync.job.stream_checks import check_query, check_trigger
+from nosync.job.turn import Turn
 from nosync.lsm.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class JobStreams:
     _spark: SparkSession
     _versions: FlowVersions
     _epochs: EpochRuns
-    _turn: threading.RLock
+    _turn: Turn
     _check_inputs: Callable[[Mapping[str, DataFrame]], Mapping[str, DataFrame]]
 
     if TYPE_CHECKING:

@@ -431,3 +431,15 @@ def test_a_changed_view_over_rows_that_only_come_begins_anew(
     expected = {("b", 15, 3)} if how == "branch" else {("b", 15, 3), ("a", 4, 1)}
     assert {tuple(row) for row in job.read("totals").collect()} == expected
     assert job.verify_view("totals").is_equal
+
+
+def test_an_error_of_an_epoch_names_the_view(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k int, n bigint")
+    flow.sql("running", "SELECT k, sum(n) OVER (PARTITION BY k) AS n FROM rows", spark=spark)
+    flow.sql("fine", "SELECT k, count(*) AS c FROM rows GROUP BY k", spark=spark)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    rows = spark.createDataFrame([(1, 2**62), (1, 2**62)], "k int, n bigint")
+    with pytest.raises(nosync.StageError, match="^view running: stage over-.* shard 0of1 timestamp 0: ") as raised:
+        job.advance(0, {"rows": rows})
+    assert raised.value.stage.startswith("over-")
