@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
@@ -11,7 +12,9 @@ from nosync.lsm.facts.deliveries import old_deliveries
 from nosync.lsm.facts.fencing import old_instances
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.facts.seal_times import replaced_times
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.timelines import Timelines
+from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.archiving import Archiving
 from nosync.lsm.node.branching import Branching
@@ -25,6 +28,8 @@ from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.layout import MANIFESTS, TIMES
 from nosync.lsm.trace.directory import LayerDirectory
+
+log = logging.getLogger("nosync")
 
 
 class Learning:
@@ -82,6 +87,7 @@ class Learning:
         self._ownership.check()
         # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read.
         with self._layers.lock:
+            line, last = self._timelines.timeline(MAIN).id, self._timelines.last_sealed()
             next_ones = self._timelines.follow(came) if came else None
             learned, archives, log_changed = self._timelines.refresh() if next_ones is None else (next_ones, [], False)
             if learned or log_changed:
@@ -91,9 +97,23 @@ class Learning:
                 self._archiving.archives_came()
             self._safe_points.learned(learned)
         if log_changed:
+            self._tell_if_main_went_back(line, last)
             self._branching.changed_elsewhere()
         if learned or log_changed:
             self._merges.changed()
+
+    def _tell_if_main_went_back(self, line: str, last: Epoch | None) -> None:
+        """Logs what another node did that may not have known how far this one had come. `line`, `last`: what main was."""
+        now = self._timelines.last_sealed()
+        if last is None or self._timelines.timeline(MAIN).id == line or (now is not None and now >= last):
+            return
+        kept = next((name for name, timeline in self._timelines.refs.names.items() if timeline == line), None)
+        log.warning(
+            "main was at epoch %d here and is at %s, for another node rewound it or promoted a branch; what it was is %s",
+            last,
+            now,
+            "dropped" if kept is None else f"branch {kept}: nosync promote goes back to it",
+        )
 
     def learn_registers(self) -> None:
         """Reads pins, instances of jobs, marks of sinks and times as they are now; what is long replaced goes."""
