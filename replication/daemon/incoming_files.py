@@ -22,7 +22,7 @@ from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.opaque import OpaqueRecord
 from nosync.lsm.platform.publish import temporary_path
 from nosync.replication.daemon.session import Counters, IncomingFile, Session
-from nosync.replication.daemon.shared_replica import SharedReplica
+from nosync.replication.daemon.shared_replica import LOG_AGAIN_S, SharedReplica
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.transport.codec import Chunk
 
@@ -31,6 +31,8 @@ log = logging.getLogger("nosync.replication")
 PART_KEPT_S = 600.0
 _READ_BYTES = 8 << 20
 _NOT_KEPT = "files that come from peers"
+_MOST_LOGGED = 20
+"""So many files that are not kept are logged in a while: with a full disk none is, and each is asked for again."""
 _MOST_INCOMING = 64
 """So many files may come in one session at a time. Peers send one after the other; each takes a descriptor."""
 
@@ -43,6 +45,7 @@ class IncomingFiles:
         self._shared, self._replica, self._counters = shared, shared.replica, counters
         self._parts: dict[FileName, IncomingFile] = {}  # of files whose sessions ended in the middle of them
         self._is_stopped = False
+        self._logged_s: list[float] = []
 
     def came(self, session: Session, chunk: Chunk) -> None:
         """A piece of a file came."""
@@ -230,7 +233,11 @@ class IncomingFiles:
         self._not_kept(incoming.held.name, why)
 
     def _not_kept(self, name: FileName, why: str) -> None:
-        self._shared.log_again(f"not kept: {name}: {why}", "not kept")  # of a full disk there are many
+        now_s = self._env.monotonic_s()
+        self._logged_s = [at_s for at_s in self._logged_s if now_s - at_s < LOG_AGAIN_S]
+        if len(self._logged_s) < _MOST_LOGGED:
+            self._logged_s.append(now_s)
+            log.warning("not kept: %s: %s", name, why)
         self._node.problems[_NOT_KEPT] = f"not kept, and asked for again: {name}: {why}"
         self._counters.refused_files += 1
         with self._shared.lock:

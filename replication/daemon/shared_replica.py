@@ -76,15 +76,15 @@ class SharedReplica:
             if isinstance(effect, Send):
                 session.put([effect.message])
             elif isinstance(effect, Close):
-                self.log_again(effect.reason)
+                self._log_again(effect.reason)
                 session.close()
             else:
                 session.put(effect.files)
 
-    def log_again(self, reason: str, kind: str = "") -> None:
-        """Logs a reason now and then: who is refused dials again and again. `kind`: of reasons that are logged in turn."""
-        now_s, kind = self._env.monotonic_s(), kind or reason
-        if now_s - self._logged_s.get(kind, -LOG_AGAIN_S) >= LOG_AGAIN_S:
+    def _log_again(self, reason: str) -> None:
+        """Logs a reason now and then: who is refused dials again and again."""
+        now_s = self._env.monotonic_s()
+        if now_s - self._logged_s.get(reason, -LOG_AGAIN_S) >= LOG_AGAIN_S:
             log.warning("%s", reason)
             recent = {one: at for one, at in self._logged_s.items() if now_s - at < LOG_AGAIN_S}
-            self._logged_s = recent | {kind: now_s}
+            self._logged_s = recent | {reason: now_s}
