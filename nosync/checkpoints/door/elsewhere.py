@@ -81,16 +81,8 @@ class SpreadFiles(FileOperations):
     A lock is held while a name changes, for files come in another thread.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        writing: Path,
-        env: Env,
-        published: Callable[[str], None],
-        source: Source,
-        check_open: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(root, writing, env, published, check_open)
+    def __init__(self, root: Path, writing: Path, env: Env, published: Callable[[str], None], source: Source) -> None:
+        super().__init__(root, writing, env, published)
         self._elsewhere, self._source = root / DOOR / ELSEWHERE, source
         self._changing = threading.RLock()
         self._released: list[Reference] = []

@@ -40,19 +40,21 @@ _OWNER = "nosync"
 class FileOperations:
     """Reads and changes files below `root`. Paths are relative to it, and were looked at: no part is `..` or empty."""
 
-    def __init__(
-        self,
-        root: Path,
-        writing: Path,
-        env: Env,
-        published: Callable[[str], None],
-        check_open: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`writing`: the directory for files that are not whole, on the same file system. `check_open`: is called before a
-        file gets its name, and raises RemoteError where it may not get it any more.
-        """
+    def __init__(self, root: Path, writing: Path, env: Env, published: Callable[[str], None]) -> None:
+        """`writing`: the directory for files that are not whole, on the same file system."""
         self._root, self._writing, self._env, self._published = root, writing, env, published
-        self._check_open = check_open
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Gives no name from here on to what requests that are under way write: nobody would take it in."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise refused(
+                f"checkpoint {self._root.name} was closed while this was written, for it goes on from what is kept, or "
+                "elsewhere: start the query again"
+            )
 
     def status(self, path: str) -> dict[str, Any]:
         """Returns the status of a file or a directory."""

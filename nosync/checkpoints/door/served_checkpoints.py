@@ -81,11 +81,8 @@ class ServedCheckpoint:
         writing = data / CHECKPOINT_LIVE / WRITING
         spread: SpreadFiles | None = None
         if doors is not None:
-            source = SpooledElsewhere(doors, name)
-            spread = SpreadFiles(self._directory, writing, env, self._publish, source, self._check_open)
-        self.files = spread or FileOperations(self._directory, writing, env, self._publish, self._check_open)
-        self.is_retired = False
-        """Says that requests which still hold this object come too late: nobody takes in what they would write."""
+            spread = SpreadFiles(self._directory, writing, env, self._publish, SpooledElsewhere(doors, name))
+        self.files = spread or FileOperations(self._directory, writing, env, self._publish)
         fetch(data, name, FETCH_PATIENCE_S)
         before = _inode(self._directory)
 
@@ -122,13 +119,6 @@ class ServedCheckpoint:
         part of the last batch is lost.
         """
         return self._directory.is_dir() and (path != METADATA or self.intake.lacks is None)
-
-    def _check_open(self) -> None:
-        if self.is_retired:
-            raise refused(
-                f"checkpoint {self.keep.name} was closed while this was written, for it goes on from what is kept, or elsewhere: "
-                "start the query again"
-            )
 
     def check_follows(self, path: str) -> None:
         """Raises RemoteError for an entry of a log that does not follow what the checkpoint went back to: a query that ran
@@ -360,7 +350,7 @@ class ServedCheckpoints:
         """Closes a checkpoint, if it is open. What a request that runs writes gets no name from here on."""
         found = self._open.pop(name, None)
         if found is not None:
-            found.is_retired = True
+            found.files.close()
             await asyncio.to_thread(found.close)
 
     def close(self) -> None:
