@@ -141,13 +141,10 @@ class DeliveryLog:
         The marks up to `t` may be too old to be there. That there are later ones says that those before were given.
         """
         gone, first = self.after(t), self.first()
-        if gone and t >= 0 and self.last_before(t) is None and (first is None or first <= t):
+        has_older = any(marked <= t for marked in self._marked())
+        if gone and t >= 0 and not has_older and (first is None or first <= t):
             self.mark(t)
         self.take_back([*gone, *(one for one in self.unsent() if int(one.what) > t)])
-
-    def last_before(self, t: int) -> int | None:
-        """Returns the newest epoch up to `t` that was marked and is one of the timeline's; None: none was."""
-        return max((marked for marked in self._marked() if marked <= t), default=None)
 
     def own(self) -> str:
         """Returns a new number for a sink's output, by which it is known again. Its record is durable when this returns."""

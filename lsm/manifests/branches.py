@@ -308,6 +308,13 @@ def creation(refs: Refs, name: str, parent: str, at: int, stages: ChangedStages 
     return entry
 
 
+def name_of_kept(refs: Refs, after: str, keep_as: str | None) -> str | None:
+    """Returns the name of the branch that main is kept as; None where it is dropped. `after`: what main is left by."""
+    if keep_as is not None and not isinstance(keep_as, str):
+        raise InvalidInputError(f"keep_as is {keep_as!r}, expected the name of a branch, or '' to drop the line before")
+    return f"before-{after}-{refs.entries + 1}" if keep_as is None else keep_as or None
+
+
 def not_as_far(refs: Refs, branch: str, theirs: int | None, mine: int | None) -> str:
     """Says why a branch that has not come as far as main cannot be promoted."""
     common = refs.shared_until(refs.names[MAIN], refs.names[branch])

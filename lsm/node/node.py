@@ -94,8 +94,6 @@ class Node:
             looking, making_durable, self.merge_once, parts.merges.idle_at_most_s, self.make_files_ahead,
             parts.inputs.idle_at_most_s, opaque,
         )  # fmt: skip
-        if replicated:
-            self.safe_points.begin()
         parts.threads.start(steps)
 
     @property

@@ -133,6 +133,8 @@ class NodeParts:
         if not replicated:
             pinned = [pin.t for pin in self.retention.pins().values()]
             self.files.recall_more(self.timelines, self.layers.ids(), pinned)
+        else:
+            self.safe_points.begin()
         self.checks.note_problems()
         self.compactor.drop_covered()
         self.branching.prune()  # of a branch that was deleted just before a crash

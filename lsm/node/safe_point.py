@@ -201,11 +201,10 @@ class SafePoint:
 
     def begin(self) -> None:
         """The node begins: epochs of main that are not safe wait from now on, as far as this process can say."""
-        manifests, safe = self._timelines.manifests(MAIN), self.point(MAIN)
-        last = manifests.last
-        if last is not None:
-            waiting = (manifests.get(Epoch(t)) for t in range(-1 if safe is None else safe, last + 1))
-            self.learned(one for one in waiting if one is not None and one.t > (-1 if safe is None else safe))
+        manifests, safe, now_s = self._timelines.manifests(MAIN), self.point(MAIN), self._env.monotonic_s()
+        waiting = range(0 if safe is None else safe + 1, 0 if manifests.last is None else manifests.last + 1)
+        with self._lock:
+            self._learned_s |= {(manifests.timeline, Epoch(t)): now_s for t in waiting}
 
     def something_changed(self) -> None:
         """Layers were lost, or timelines are other ones: the safe point is looked for again."""

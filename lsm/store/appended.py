@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import EXPIRED_COLUMN, HASH_COLUMN, TOMBSTONE_COLUMN, joined_schema
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EXPIRED_COLUMN, HASH_COLUMN, TOMBSTONE_COLUMN, joined_schema
 from nosync.lsm.errors import HoleError, InvalidInputError, OutOfOrderError, SchemaError
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, TraceId
@@ -69,6 +69,14 @@ class Appended:
                 stage=id.trace.stage, shard=str(id.trace.shard), lower=str(min(before)), upper="?",
             )  # fmt: skip
 
+    def schema_of_known(self, timelines: Timelines, id: LayerId) -> pa.Schema:
+        """Returns the columns of a stage that has layers, or had some. Raises HoleError where none is left."""
+        known = self.shape(timelines, id.trace.stage)
+        if known is None:
+            self.check_not_lost(timelines, id, f"stage {id.trace.stage} timestamp {epoch_of(id.description.lower)}")
+        assert known is not None, "the trace, or the one that it goes on from, has layers"
+        return known[1]
+
     def shape(self, timelines: Timelines, stage: str) -> Shape | None:
         """Returns the key and the columns of a stage on the main timeline; None for a new one."""
         at = (timelines.timeline().id, stage)
@@ -105,6 +113,15 @@ class Appended:
             covered = any(d.lower <= id.description.lower < d.upper for d in available)
             (recorded if covered else absent).append(id)
         return recorded, absent
+
+
+def check_given(rows: object, whose: str) -> None:
+    """Raises SchemaError for rows with a column that says what they change: only stages of jobs record such logs."""
+    if isinstance(rows, pa.Table) and CHANGE_TYPE_COLUMN in rows.column_names:
+        raise SchemaError(
+            f"{whose}: column {CHANGE_TYPE_COLUMN!r} has a name that nosync uses itself: rename it. Rows that are changed or "
+            "deleted by key go into a stage with a key, as rows= and deletes="
+        )
 
 
 def key_to_record(key: Sequence[str] | None, known: Shape | None, whose: str) -> tuple[str, ...]:

@@ -55,11 +55,11 @@ class EpochTimes:
         also where the epochs of then were sealed without a time.
         """
         times, manifests = self.of_branch(timelines, branch), timelines.manifests(branch)
-        for t in range(max(times, default=Epoch(-1)) + 1, (manifests.last or -1) + 1) if times else ():
-            # It was sealed just now, or just before a crash: its file says when.
-            written_us = self._written_us(manifests, Epoch(t))
-            if written_us is not None:
-                times[Epoch(t)] = SealTime(written_us)
+        if times and manifests.last is not None:
+            for t in map(Epoch, range(max(times) + 1, manifests.last + 1)):
+                # It was sealed just now, or just before a crash: its file says when.
+                if (written_us := self._written_us(manifests, t)) is not None:
+                    times[t] = SealTime(written_us)
         reached = list(itertools.accumulate((time.sealed_us for time in times.values()), max))
         at, epochs = bisect.bisect_right(reached, us), [*times]
         if at:

@@ -18,12 +18,12 @@ from typing import Self
 
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, unify_schemas
-from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, SchemaError, StorageError
+from nosync.lsm.columnar.columns import unify_schemas
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, StorageError
 from nosync.lsm.facts.pins import Pin, Pins, check_pinnable
 from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
-from nosync.lsm.manifests.branches import MAIN, not_as_far
+from nosync.lsm.manifests.branches import MAIN, name_of_kept, not_as_far
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Manifest, digest_listed
@@ -37,7 +37,7 @@ from nosync.lsm.node.safe_point import safe_point_on_disk
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, RemoteStatus, StoreStatus
 from nosync.lsm.store import inspection
-from nosync.lsm.store.appended import BOOKKEEPING, Appended, key_to_record
+from nosync.lsm.store.appended import BOOKKEEPING, Appended, check_given, key_to_record
 from nosync.lsm.store.direct import raw_trace
 from nosync.lsm.store.opened import note_closed
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, StoreReader
@@ -107,11 +107,7 @@ class Store(StoreReader):
         id = LayerId(raw_trace(timelines, stage, shard, t), Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
         known = self._appended.shape(timelines, stage)
-        if isinstance(rows, pa.Table) and CHANGE_TYPE_COLUMN in rows.column_names:
-            raise SchemaError(
-                f"{whose}: column {CHANGE_TYPE_COLUMN!r} has a name that nosync uses itself: rename it. Rows that are changed or "
-                "deleted by key go into a stage with a key, as rows= and deletes="
-            )
+        check_given(rows, whose)
         if known is None and key:  # of a log they may have been released
             self._appended.check_not_lost(timelines, id, whose)
         key = key_to_record(key, known, whose)
@@ -145,11 +141,8 @@ class Store(StoreReader):
         if not ids and not absent:
             raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
         for id in absent:
-            known = self._appended.shape(self._timelines(), id.trace.stage)
-            if known is None:
-                self._appended.check_not_lost(self._timelines(), id, f"stage {id.trace.stage} timestamp {t}")
-            assert known is not None, "the trace, or the one that it goes on from, has layers"
-            self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
+            schema = self._appended.schema_of_known(self._timelines(), id)
+            self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=schema.empty_table())
         return self.node.seal(t, [*ids, *absent])
 
     # --- timelines ----------------------------------------------------------------------------------------------------
@@ -177,7 +170,7 @@ class Store(StoreReader):
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
-        kept = self._name_of_kept("rewind", keep_as) if t < last or keep_as is not None else None
+        kept = name_of_kept(self.node.timelines.refs, "rewind", keep_as) if t < last or keep_as is not None else None
         self.node.rewind(t, kept)
         return kept
 
@@ -193,17 +186,9 @@ class Store(StoreReader):
         mine, theirs = self.last_sealed(), self.last_sealed(branch)
         if branch != MAIN and mine is not None and (theirs is None or theirs < mine):
             raise InvalidInputError(not_as_far(timelines.refs, branch, theirs, mine))
-        kept = self._name_of_kept("promote", keep_as)
+        kept = name_of_kept(timelines.refs, "promote", keep_as)
         self.node.promote(branch, kept)
         return kept
-
-    def _name_of_kept(self, after: str, keep_as: str | None) -> str | None:
-        """Returns the name of the branch that main is kept as; None where it is dropped."""
-        if keep_as is not None and not isinstance(keep_as, str):
-            raise InvalidInputError(
-                f"keep_as is {keep_as!r}, expected the name of a branch, or '' to drop the line before"
-            )
-        return f"before-{after}-{self.node.timelines.refs.entries + 1}" if keep_as is None else keep_as or None
 
     def describe_branch(self, name: str) -> BranchInfo:
         """Returns where a branch comes from, and what of it is shared with others and what is its own."""
@@ -311,7 +296,6 @@ class Store(StoreReader):
             problems["what is missing"] = f"cannot be said: {error}"
         timelines = self._timelines()
         problems |= node.problems if node else inspection.lost_manifests_of(timelines, safe)
-        problems |= self._problems_of_source()
         return StoreStatus(
             str(self.directory.root), self.directory.key_groups, safe, self.last_sealed(), self.since(),
             inspection.stages(layers, timelines), inspection.known_pins(self.pins, problems), missing, problems,
@@ -321,10 +305,6 @@ class Store(StoreReader):
             remotes=self._remotes_now(), lazy_layers=sum(layer.level == "remote" for layer in layers),
             lazy_bytes=sum(layer.bytes for layer in layers if layer.level == "remote"),
         )  # fmt: skip
-
-    def _problems_of_source(self) -> dict[str, str]:
-        """Returns what is wrong where a store is read from that is not a directory."""
-        return {}
 
     def _remotes_now(self) -> tuple[RemoteStatus, ...]:
         """Returns how far copies in object stores are, as the process that makes them says or said last."""

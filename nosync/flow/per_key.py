@@ -55,10 +55,8 @@ class PerKey:
             raise FlowError(f"the function returned {unknown}, which are not state columns; it has {sorted(columns)}")
         if values.keys().isdisjoint(own):
             return {**values, **own}
-        other = next(
-            (name for name in self.key if name in values and _findable(values[name]) != _findable(own[name])), None
-        )
-        if other is not None and not _both_nan(values[other], own[other]):
+        other = next((name for name in self.key if name in values and not _is_same(values[name], own[name])), None)
+        if other is not None:
             raise FlowError(
                 f"the function returned {other}={values[other]!r} for key {own}: a state belongs to its key; leave key columns "
                 "out of what it returns"
@@ -88,8 +86,9 @@ def _parts(returned: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, list[d
     return values, more
 
 
-def _both_nan(a: Any, b: Any) -> bool:
-    return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+def _is_same(a: Any, b: Any) -> bool:
+    """Returns whether a dictionary takes two values for one key, a NaN included."""
+    return len({(_findable(a),), (_findable(b),)}) == 1
 
 
 def _findable(value: Any) -> Any:

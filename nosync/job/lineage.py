@@ -364,7 +364,7 @@ class Walk:
         for t in range(self._first, self._t + 1):
             if epochs is not None and t not in epochs:
                 continue
-            if stage.recorded and not self._is_as_if_always(stage):
+            if stage.recorded and not _is_as_if_always(stage, self._t):
                 numbers = self._recorded.shards(name, t, branch=self._branch)
                 for i in numbers:
                     rows = self._changes(name, t, shard=i)
@@ -378,13 +378,6 @@ class Walk:
                         tables.append(self._computed(stage, fed, t, shard))
                 for shard, tables in of_shard.values():
                     yield t, shard, pa.concat_tables(tables)
-
-    def _is_as_if_always(self, stage: BoundStage) -> bool:
-        """Returns whether a stateless stage began anew on the branch.
-
-        Then its code made all rows that are there, whenever what they are made of came.
-        """
-        return not stage.keyed and stage.bootstrap_at is not None and stage.bootstrap_at <= self._t
 
     def _computed(self, stage: BoundStage, fed: pa.Table, t: int, shard: Shard) -> pa.Table:
         if stage.kind in IN_JVM:
@@ -420,6 +413,14 @@ class Walk:
         rows = self._recorded.read(stage.name, at, branch=self._branch)
         kinds = pa.array([INSERT] * len(rows), pa.string())
         return rows.append_column(CHANGE_TYPE_COLUMN, kinds).select(stage.rows_schema.names)
+
+
+def _is_as_if_always(stage: BoundStage, t: int) -> bool:
+    """Returns whether a stateless stage began anew on the branch, up to an epoch.
+
+    Then its code made all rows that are there, whenever what they are made of came.
+    """
+    return not stage.keyed and stage.bootstrap_at is not None and stage.bootstrap_at <= t
 
 
 def _try(run: Callable[[], Any]) -> Any:

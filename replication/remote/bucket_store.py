@@ -87,15 +87,14 @@ class BucketStore(Store):
         """Returns the newest epoch that is remotely safe: up to there it is seen."""
         return remotely_safe(self._timelines(), self.env.view.reached, branch)
 
-    def _problems_of_source(self) -> dict[str, str]:
-        return dict.fromkeys(self.env.view.problems, "so what is read may be older than what was copied")
-
     def _safe_point_now(self) -> int | None:
         return self.safe_point()
 
     def status(self) -> StoreStatus:
         """See Store."""
-        return replace(super().status(), path=self.url, sealed_at=None)
+        found = super().status()
+        older = dict.fromkeys(self.env.view.problems, "so what is read may be older than what was copied")
+        return replace(found, path=self.url, sealed_at=None, problems={**found.problems, **older})
 
     def close(self) -> None:
         """Forgets what was fetched, unless `cache=` was given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -155,16 +156,13 @@ class DirectorySource:
             )
         self.timelines = Timelines(root, self.directory.env, lambda: recalled(root))
         self._records = {record.id: record for record in recorded_layers(root)}
-        self._small: list[PurePosixPath] | None = None
-        self._found: list[Record] | None = None
 
     def layers(self) -> list[Record]:
         """See Source. What is not sealed is another attempt's, and left out."""
-        if self._found is None:
-            self._found = self._recorded()
         return self._found
 
-    def _recorded(self) -> list[Record]:
+    @cached_property
+    def _found(self) -> list[Record]:
         return [record for id in self._sealed() if (record := self._records.get(id) or self._look(id)) is not None]
 
     def _sealed(self) -> Iterator[LayerId]:
@@ -185,9 +183,11 @@ class DirectorySource:
 
     def small_files(self) -> list[PurePosixPath]:
         """See Source."""
-        if self._small is None:
-            self._small = MetadataSync(self.directory.root, self.directory.env, {}).listed()
         return self._small
+
+    @cached_property
+    def _small(self) -> list[PurePosixPath]:
+        return MetadataSync(self.directory.root, self.directory.env, {}).listed()
 
     def safe_point(self) -> int | None:
         """See Source."""

@@ -79,7 +79,9 @@ class Uploader:
     def has_something(self) -> bool:
         """Returns whether there is anything to put."""
         gathered = self._builder.versions or self._large or self._large_put
-        return bool(gathered or self._waiting or self.writer.is_pending or (not self._others and self._can_say_more()))
+        return bool(
+            gathered or self._waiting or self.writer.is_pending or (self._others is None and self._can_say_more())
+        )
 
     def look_at_all(self) -> None:
         """Everything is compared with the next call of `gather`, and not only what is new."""
