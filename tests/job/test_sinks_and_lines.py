@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import nosync
 from nosync.lsm.facts import deliveries
 from tests.helpers.sink_runs import COLUMNS, Frame, advance, delivery_of, expected
-from tests.helpers.tables import Output
+from tests.helpers.tables import Output, postgres
 
 
 def one_row(v: int) -> pa.Table:
@@ -145,3 +146,29 @@ def test_a_promotion_gives_nothing_from_before_a_sink_began(tmp_path: Path) -> N
         assert pending
         delivery_of(store, output.sink())
         assert {row[0] for row in output.rows(*COLUMNS)} == {3}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["p%ct", ":bind", "%(x)s", "with:colon"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_column_of_any_name_is_added(tmp_path: Path, kind: str, name: str) -> None:
+    with contextlib.ExitStack() as held:
+        output = Output(kind, tmp_path, held.enter_context(postgres()) if kind == "postgres" else None)
+        store = held.enter_context(nosync.open(tmp_path / "store"))
+        marks = delivery_of(store, output.sink()).marks("sums")
+        for t, columns in enumerate([{"k": ["a"]}, {"k": ["a"], name: [7]}]):
+            rows = pa.table({**columns, "_change_type": ["insert"], "_epoch": [t]})
+            output.sink().deliver(lambda rows=rows: Frame(rows), t, marks)  # type: ignore[misc]
+        assert sorted(output.rows("_epoch", name), key=repr) == [(0, None), (1, 7)]
+
+
+def test_names_that_are_too_long_for_a_database(tmp_path: Path) -> None:
+    with postgres() as url, nosync.open(tmp_path / "store") as store:
+        marks = delivery_of(store, nosync.SqlSink(url, "t" * 63)).marks("sums")
+        rows = pa.table({"k": ["a"], "_change_type": ["insert"], "_epoch": [0]})
+        nosync.SqlSink(url, "t" * 63).deliver(lambda: Frame(rows), 0, marks)  # type: ignore[arg-type,return-value]
+        long = rows.append_column("c" * 64, pa.array([1]))
+        with pytest.raises(nosync.SchemaError, match="a name has at most 63 bytes in this database"):
+            nosync.SqlSink(url, "u").deliver(lambda: Frame(long), 0, marks)  # type: ignore[arg-type,return-value]

@@ -353,6 +353,13 @@ def test_another_source_of_the_same_columns_is_other_code(spark: SparkSession, o
     job.advance(0, given(rows=1, others=10))
     with pytest.raises(nosync.FlowError, match="stage totals was recorded .* inputs changed"):
         nosync.Job(by_source("others"), store, spark=spark, shards=SHARDS)
+    job.advance(1, given(rows=2, others=20))
+    branch = job.branch(
+        "other", at=0, drop=["totals"],
+        add=lambda flow: flow["others"].aggregate("totals", key=["k"], total=nosync.sum("n")),
+    )  # fmt: skip
+    branch.replay()
+    assert state(branch, "totals") != state(job, "totals") == {("a", 3)}
     upgraded = nosync.Job(by_source("others"), store, spark=spark, shards=SHARDS, upgrade=True)
-    upgraded.advance(1, given(rows=2, others=20))
-    assert state(upgraded, "totals") == {("a", 21)}
+    upgraded.advance(2, given(rows=4, others=40))
+    assert state(upgraded, "totals") == {("a", 43)}
