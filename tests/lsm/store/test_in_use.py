@@ -91,14 +91,13 @@ def test_verify_passes_over_what_was_replaced_meanwhile(tmp_path: Path, monkeypa
 def test_an_epoch_whose_time_was_not_written_yet_is_found_by_time(tmp_path: Path) -> None:
     """The process died right after it had sealed epochs."""
     code = """
-import nosync, os, pyarrow as pa, sys, time
+import nosync, os, pyarrow as pa, sys
 store = nosync.open(sys.argv[1])
 for t in range(6):
     store.append("a", t=t, rows=pa.table({"k": [1], "v": [t]}), key=["k"])
     store.seal(t)
     if t == 2:
-        store.sync()
-        time.sleep(0.5)
+        store.sync()  # which writes when they were sealed
 os._exit(9)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
