@@ -46,8 +46,10 @@ class SinkRemembersError(NosyncError):
 def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str]:
     """Lets batch `t` be the newest that is kept. Returns the keep as it is then, and the name under which the rest is kept.
 
-    Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError where the name is taken.
+    Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError where the name is empty or taken.
     """
+    if keep_as == "":
+        raise InvalidInputError("--keep-as has no name: give one, or leave it out for one that is free")
     at = keep.at(t)
     taken = [name for name in keeps_of(keep.data, keep.env) if not _is_part_of(name, keep)]
     name = keep_as or next(

@@ -139,7 +139,7 @@ def test_a_rewind_and_a_fork_make_it(tmp_path: Path) -> None:
         words.fork(tmp_path / "f", 3, name="w3", **both)
     with pytest.raises(InvalidInputError, match="not a valid name"):
         words.fork(tmp_path / "f3", 3, name="W 3", **both)
-    for taken in ("w2", "Bad Name"):
+    for taken in ("w2", "Bad Name", ""):
         with pytest.raises(InvalidInputError):
             words.rewind(2, tmp_path / "r", keep_as=taken, **both)
     assert not any((tmp_path / name).exists() for name in ("again", "f3", "r"))

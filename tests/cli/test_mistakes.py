@@ -32,6 +32,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["peers", "s", "--add", "n2=127.0.0.1:1", "--remove", "n2"], "n2 is in --add and in --remove"),
         (["run", ".", "--store", "s", "--dry-run", "--branch", "b"], "--dry-run says what a run would do"),
         (["run", ".", "--store", "s", "--branch", "b", "--retain", "3"], "--retain is for runs"),
+        (["rewind", "s", "1", "--keep-as", ""], "--keep-as has no name: give one, or --drop"),
+        (["rewind", "s", "1", "--keep-as", "b", "--drop"], "--drop keeps nothing: leave out --keep-as"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )  # fmt: skip
@@ -43,6 +45,8 @@ def test_what_contradicts_itself_is_refused(
     assert (code, "Traceback" in said) == (2, False)
     assert why in " ".join(said.split())
     assert sorted(entry.name for entry in path.parent.iterdir()) == before
+    with nosync.open(path) as store:
+        assert (store.last_sealed(), list(store.node.timelines.refs.names)) == (3, ["main"])
 
 
 @pytest.mark.parametrize("ending", ["import sys\nsys.exit(0)", "def make():\n    import sys\n    sys.exit(0)"])
