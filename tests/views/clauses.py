@@ -139,6 +139,8 @@ CLAUSES: dict[str, str] = {
     "not in": "SELECT id FROM orders WHERE person NOT IN (SELECT pid FROM people)",
     "not in nulls": "SELECT id FROM orders WHERE item NOT IN (SELECT city FROM people)",
     "not in nothing": "SELECT id FROM orders WHERE item NOT IN (SELECT city FROM people WHERE score > 1000)",
+    "exists of what is always there": """SELECT id FROM orders
+                                         WHERE EXISTS (SELECT max(score) FROM people WHERE pid = person)""",
     "or exists": "SELECT id FROM orders WHERE person = 1 OR EXISTS (SELECT 1 FROM people WHERE pid = person)",
     "or exists beyond": """SELECT id FROM orders
                            WHERE id < 5 OR EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)""",
@@ -281,6 +283,43 @@ REFUSED: dict[str, tuple[str, str]] = {
     "itself": ("SELECT * FROM mine", r"TABLE_OR_VIEW_NOT_FOUND"),
     "syntax": ("SELEC id FROM orders", r"PARSE_SYNTAX_ERROR|Syntax error"),
     "correlation": ("SELECT corr(person, price) AS c FROM orders", r"corr\(.*no such aggregate"),
+    **{
+        f"{function} of groups": (
+            f"SELECT item, {function}({of}) AS a FROM orders GROUP BY item",
+            rf"{function}\(.*no such aggregate",
+        )
+        for function, of in [
+            ("bit_and", "person"),
+            ("bit_or", "person"),
+            ("bit_xor", "person"),
+            ("mode", "item"),
+            ("listagg", "item"),
+            ("covar_pop", "price, person"),
+            ("kurtosis", "price"),
+            ("skewness", "price"),
+        ]
+    },
+    "any value": ("SELECT item, any_value(price) AS p FROM orders GROUP BY item", r"any_value\(.*chance: say min_by"),
+    **{
+        f"{function} of windows": (
+            f"SELECT id, {function} OVER (PARTITION BY person) AS a FROM orders",
+            r"line 1: of functions OVER a window, ranks",
+        )
+        for function in ("stddev(price)", "bool_and(id > 1)", "count_if(id > 1)", "collect_list(price)")
+    },
+    "filtered windows": (
+        "SELECT id, count(*) FILTER (WHERE price > 1) OVER (PARTITION BY person) AS n FROM orders",
+        r"line 1: DISTINCT and FILTER are not translated OVER",
+    ),
+    "exists of an aggregate": (
+        "SELECT id FROM orders WHERE EXISTS (SELECT max(score) FROM people)",
+        r"line 1: without ORDER",
+    ),
+    "exists within": (
+        """SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person
+           AND EXISTS (SELECT 1 FROM clicks WHERE who = pid))""",
+        r"outer\(people.pid\), line 2: it is a column of a query around",
+    ),
     "ranges of months": (
         "SELECT id, count(*) OVER (ORDER BY at RANGE BETWEEN INTERVAL 1 MONTH PRECEDING AND CURRENT ROW) AS n FROM orders",
         r"count\(.*frames of RANGE are by",
