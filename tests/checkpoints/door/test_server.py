@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import ssl
 import urllib.request
 from pathlib import Path
@@ -10,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import nosync
+from nosync.checkpoints.door import server
 from nosync.checkpoints.door.server import Server, is_loopback
 from nosync.lsm.errors import InvalidInputError
 from nosync.replication.transport.certs import make_certificates
+from nosync.testing.daemon_cluster import eventually
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -47,3 +51,23 @@ def test_a_door_with_a_certificate(tmp_path: Path, asks_callers: bool) -> None:
             assert json.loads(answer.read()) == {"Path": "/"}
         with pytest.raises(OSError):  # noqa: PT011 - not without TLS
             urllib.request.urlopen(url.replace("https", "http"), timeout=10).read()
+
+
+def test_more_connections_than_a_door_has_files_for_are_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_most_connections", lambda: 4)
+    with nosync.checkpoints.serve(tmp_path / "data") as door:
+        url = f"http://127.0.0.1:{door.port}/webhdfs/v1/?op=GETHOMEDIRECTORY"
+        with contextlib.ExitStack() as held:
+            for _ in range(4):
+                idle = held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=10))
+                idle.sendall(b"GET /webhdfs")
+            with pytest.raises(OSError):  # noqa: PT011 - reset, while it is sent or after
+                urllib.request.urlopen(url, timeout=10)
+        eventually("the door answers again", lambda: is_answered(url))
+
+
+def is_answered(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return bool(json.loads(answer.read()) == {"Path": "/"})
