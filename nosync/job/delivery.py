@@ -48,11 +48,11 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
 
 
 def check_columns(sinks: Mapping[str, Sink], flow: BoundFlow) -> None:
-    """Raises InvalidInputError where a sink cannot have a stage's columns beside its own."""
+    """Raises InvalidInputError or SchemaError where a sink cannot have a stage's columns, or not beside its own."""
     for stage, sink in sinks.items():
         check = getattr(sink, "check_columns", None)
         if check is not None and stage in flow.stages:
-            check(stage, flow.stages[stage].output.names)
+            check(stage, flow.stages[stage].output)
 
 
 def check_not_given(stages: Iterable[str], given: Collection[str]) -> None:

@@ -13,7 +13,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, needs, said_by, secrets_of
+from nosync.job.table_sink import (
+    TableSink,
+    TableState,
+    check_names_apart,
+    check_no_interval,
+    needs,
+    said_by,
+    secrets_of,
+)
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
@@ -60,6 +68,10 @@ class DeltaSink(TableSink):
         if output is None or epoch is None:
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
         return TableState(output, epoch, table.transaction_version(_LINE) or 0, table)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        check_no_interval(schema, "Delta")
+        check_names_apart(schema, "Delta")
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         from deltalake import DeltaTable  # noqa: PLC0415

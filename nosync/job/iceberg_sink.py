@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from nosync.job.table_sink import TableSink, TableState, needs, secrets_of
+from nosync.job.table_sink import TableSink, TableState, check_no_interval, needs, secrets_of
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, StorageError
 
@@ -57,6 +57,9 @@ class IcebergSink(TableSink):
             raise StorageError(f"{self} was made by others: give this sink a table of its own, which it makes")
         output, epoch, line = (int(table.properties[name]) for name in (_OUTPUT, _EPOCH, _LINE))
         return TableState(output, epoch, line, table)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        check_no_interval(schema, "Iceberg")
 
     def _make(self, schema: pa.Schema, output: int) -> TableState:
         state = TableState(output)

@@ -83,9 +83,9 @@ class KafkaSink:
     def last_given(self, marks: DeliveryLog) -> int | None:
         return marks.last_sent()
 
-    def check_columns(self, stage: str, columns: Sequence[str]) -> None:
+    def check_columns(self, stage: str, schema: pa.Schema) -> None:
         """Raises SchemaError where the key is none of a stage's columns."""
-        _check_key(self.key, columns, f"the KafkaSink of stage {stage}")
+        _check_key(self.key, schema.names, f"the KafkaSink of stage {stage}")
 
     def is_begun(self, marks: DeliveryLog) -> bool:
         return bool(marks.unsent())

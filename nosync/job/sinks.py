@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from nosync.job.parquet_outputs import ParquetOutput
@@ -83,9 +84,9 @@ class ParquetSink:
 
         return output_at(self.path)
 
-    def check_columns(self, stage: str, names: Sequence[str]) -> None:
+    def check_columns(self, stage: str, schema: pa.Schema) -> None:
         """Raises InvalidInputError where a stage has a column that the output has for itself."""
-        if (own := next((name for name in names if name.lower() == "epoch"), None)) is not None:
+        if (own := next((name for name in schema.names if name.lower() == "epoch"), None)) is not None:
             raise InvalidInputError(
                 f"stage {stage} has a column {own!r}, and so does the output of a ParquetSink, as the name of its directories "
                 f"(epoch=<t>): who reads it would see that one. Give the column another name, as select(..., '{own} AS ...') does"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.job.table_sink import TableSink, TableState, needs, said_by, secrets_of
+from nosync.job.table_sink import TableSink, TableState, check_names_apart, needs, said_by, secrets_of
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, SchemaError, StorageError
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 OUTPUTS = "nosync_outputs"
 _ROWS_AT_ONCE = 10_000
 _SQLITE = "sqlite"
+_NAMES_WITHOUT_CASE = frozenset({_SQLITE, "mysql", "mariadb", "mssql"})
+"""The databases for which columns that differ in case alone are the same one."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ class SqlSink(TableSink):
                 name = connection.dialect.identifier_preparer.format_table(table)
                 # Not as a text of SQLAlchemy, in which % and : stand for other things; names are quoted already.
                 connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {made}")
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        self._table_of(schema)
+        if self._connected.dialect.name in _NAMES_WITHOUT_CASE:
+            check_names_apart(schema, "this database")
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, NosyncError, SchemaError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 
@@ -72,6 +73,20 @@ class TableSink(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """Returns what errors call the table. It has no password."""
+
+    def check_columns(self, stage: str, schema: pa.Schema) -> None:
+        """Raises SchemaError where a stage has a column that the table cannot have."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        own = pa.schema([(CHANGE_TYPE_COLUMN, pa.string()), (EPOCH_COLUMN, pa.int64())])
+        try:
+            self._check_columns(pa.schema([*own, *schema]))
+        except SchemaError as error:
+            raise SchemaError(f"the {type(self).__name__} of stage {stage}: {error}") from None
+
+    @abstractmethod
+    def _check_columns(self, schema: pa.Schema) -> None:
+        """Raises SchemaError for a column that the table cannot have. `schema`: that of its rows."""
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         with self._errors("read"):
@@ -180,6 +195,37 @@ def _state_after(t: int, before: TableState, marks: DeliveryLog) -> TableState:
 
 def _number(line: str) -> int:
     return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8]) >> 1
+
+
+def check_no_interval(schema: pa.Schema, what: str) -> None:
+    """Raises SchemaError for a column that is an interval, or has one in it. `what`: what cannot have it."""
+    column = next((field for field in schema if _has_interval(field.type)), None)
+    if column is not None:
+        raise SchemaError(
+            f"column {column.name!r} has type {column.type}, and {what} has no intervals: take its parts in a select before, as "
+            f"in extract(SECOND FROM {column.name}), or leave it out"
+        )
+
+
+def _has_interval(type_: pa.DataType) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    t = pa.types
+    return bool(t.is_duration(type_) or t.is_interval(type_)) or any(
+        _has_interval(type_.field(i).type) for i in range(type_.num_fields)
+    )
+
+
+def check_names_apart(schema: pa.Schema, what: str) -> None:
+    """Raises SchemaError for two columns that `what` does not tell apart."""
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaError(
+                f"columns {other!r} and {name!r} differ in case alone, and {what} does not tell them apart: rename one in a "
+                "select before"
+            )
 
 
 def secrets_of(settings: Mapping[str, str]) -> list[str]:

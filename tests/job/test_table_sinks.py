@@ -291,6 +291,7 @@ def test_a_table_that_was_dropped_begins_with_the_next_epoch(open_store: OpenSto
     assert table.rows(*COLUMNS) == [row for row in expected(store, 5) if row[0] >= 3]
 
 
+MAP = pa.map_(pa.string(), pa.int64())
 WIDE: dict[str, pa.Array] = {
     "flag": pa.array([True, None]),
     "tiny": pa.array([-128, 127], pa.int8()),
@@ -344,6 +345,56 @@ def test_what_a_database_does_not_take_is_said_by_column(open_store: OpenStore, 
         nosync.SchemaError, match=r"column 'x' has type .*, which a SqlSink does not write: .*to_json\(x\)"
     ):
         given(output.sink(), marks, 0, {"x": made[kind]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "message"),
+    [
+        (
+            "delta",
+            {"x": pa.duration("us")},
+            r"DeltaSink of stage sums: column 'x' .* and Delta has no intervals: .*extract",
+        ),
+        ("delta", {"x": pa.list_(pa.struct({"y": pa.duration("us")}))}, "column 'x' .* Delta has no intervals"),
+        ("delta", {"x": pa.int64(), "X": pa.int64()}, "columns 'x' and 'X' differ in case alone, and Delta does not"),
+        ("delta", {"_Epoch": pa.int64()}, "columns '_epoch' and '_Epoch' differ in case alone"),
+        ("iceberg", {"x": pa.month_day_nano_interval()}, "IcebergSink of stage sums: column 'x' .* Iceberg has no"),
+        ("sqlite", {"x": pa.int64(), "X": pa.int64()}, "columns 'x' and 'X' differ in case alone, and this database"),
+        ("sqlite", {"x": pa.list_(pa.int64())}, "SqlSink of stage sums: column 'x' .* which a SqlSink does not write"),
+    ],
+)
+def test_a_table_that_cannot_have_a_column_says_so_before_the_first_epoch(
+    tmp_path: Path, kind: str, columns: dict[str, pa.DataType], message: str
+) -> None:
+    """Its job was made, the epoch was sealed, and then a library said something of its own."""
+    with pytest.raises(nosync.SchemaError, match=message):
+        Output(kind, tmp_path).sink().check_columns("sums", pa.schema(columns))
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "sqlite"])
+def test_columns_of_which_nothing_is_said_are_taken(open_store: OpenStore, tmp_path: Path, kind: str) -> None:
+    """What `check_columns` lets pass is written: each limit that is not named stands here for itself."""
+    output = Output(kind, tmp_path)
+    rows = WIDE if kind == "sqlite" else WIDE | {"list": pa.array([[1], None]), "map": pa.array([[("a", 1)], []], MAP)}
+    rows = rows | {"X": pa.array([1, 2]), "x": pa.array([3, 4])} if kind == "iceberg" else rows
+    output.sink().check_columns("sums", pa.schema({name: column.type for name, column in rows.items()}))
+    given(output.sink(), delivery_of(open_store(), output.sink()).marks("sums"), 0, rows)
+    assert len(output._all()) == 2
+
+
+@pytest.mark.parametrize(
+    "days", [pa.array([5_000_000], pa.date32()), pa.array([3 * 10**17], pa.timestamp("us", "UTC"))]
+)
+@pytest.mark.parametrize("kind", ["iceberg", "sqlite"])
+def test_a_time_after_9999_is_refused_and_the_epoch_can_come_without_it(
+    open_store: OpenStore, tmp_path: Path, kind: str, days: pa.Array
+) -> None:
+    output = Output(kind, tmp_path)
+    marks = delivery_of(open_store(), output.sink()).marks("sums")
+    with pytest.raises(nosync.NosyncError, match="date value out of range"):
+        given(output.sink(), marks, 0, {"x": days})
+    given(output.sink(), marks, 0, {"x": pa.nulls(1, days.type)})
+    assert [row["x"] for row in output._all()] == [None]
 
 
 def test_a_nan_does_not_become_null_in_sqlite(open_store: OpenStore, tmp_path: Path) -> None:
