@@ -63,14 +63,18 @@ class NewestRows(OwnFunction):
         changes = changes.drop_columns([CHANGE_TYPE_COLUMN]).set_column(
             changes.schema.get_field_index(GIVEN_CHANGE_TYPE), GIVEN_CHANGE_TYPE, pc.equal(kinds, DELETE)
         )
-        changes = changes.filter(pc.not_equal(kinds, UPDATE_BEFORE))  # its other half says what is there
-        if self.sequence_by is None:
-            chosen = self._only(changes)
-            # A key of which only what it was before is said has no row in `chosen`, and keeps the one it has.
-            _, number = self._keys(chosen, state)
-            kept = state.filter(pa.array(~np.isin(number[chosen.num_rows :], number[: chosen.num_rows])))
+        is_before = pc.equal(kinds, UPDATE_BEFORE)
+        has_before = pc.any(is_before).as_py()
+        if has_before:
+            changes = changes.filter(pc.invert(is_before))  # its other half says what is there
+        kept = state.slice(0, 0)
+        if self.sequence_by is not None:
+            chosen = self._newest(changes, state, self.sequence_by)
         else:
-            chosen, kept = self._newest(changes, state, self.sequence_by), state.slice(0, 0)
+            chosen = self._only(changes)
+            if has_before:  # a key of which only what it was before is said has no row in `chosen`: its row stays
+                _, number = self._keys(chosen, state)
+                kept = state.filter(pa.array(~np.isin(number[chosen.num_rows :], number[: chosen.num_rows])))
         there = chosen.filter(pc.invert(chosen.column(GIVEN_CHANGE_TYPE)))
         return pa.concat_tables([there.select(state.column_names).cast(state.schema), kept])
 
@@ -85,8 +89,9 @@ class NewestRows(OwnFunction):
     def _only(self, changes: pa.Table) -> pa.Table:
         """Returns the change of each key. Raises InvalidInputError where two say something else."""
         first, number = self._keys(changes)
-        contents = content_hash(changes)
-        other = np.flatnonzero(contents != contents[first[number]])
+        repeated = np.flatnonzero(np.bincount(number)[number] > 1) if len(first) < changes.num_rows else number[:0]
+        contents = content_hash(changes.take(pa.array(repeated)))
+        other = repeated[contents != contents[np.searchsorted(repeated, first[number[repeated]])]]
         if len(other):
             row = changes.slice(int(other[0]), 1).select(list(self.key)).to_pylist()[0]
             raise InvalidInputError(
