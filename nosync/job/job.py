@@ -75,7 +75,7 @@ class Job(JobViews, JobStreams):
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415 - the store works without pyspark
         from nosync.spark.pickling import frozen  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415
-        from nosync.spark.session import expression_settings  # noqa: PLC0415
+        from nosync.spark.session import check_running, expression_settings  # noqa: PLC0415
 
         self._spark, self._store, self._shards = spark, store, shards
         self._position = Position(store, branch)
@@ -85,7 +85,7 @@ class Job(JobViews, JobStreams):
         self._runner = Runner(spark, store.node, self._location, self._settings)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
-        self._turn = Turn(lambda: self._versions.declared.views)
+        self._turn = Turn(lambda: self._versions.declared.views, partial(check_running, spark))
         code = frozen(flow, spark)
         if upgrade:
             self._upgrade(code, None)
@@ -154,6 +154,7 @@ class Job(JobViews, JobStreams):
         """
         from nosync.spark.epoch_inputs import GivenEpochs  # noqa: PLC0415 - the store works without pyspark
 
+        self._turn.check()
         self._position.check_open()
         columns = {stage.name: stage.schema.names for stage in self.flow.sources}
         given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
@@ -236,6 +237,7 @@ class Job(JobViews, JobStreams):
         The same call again opens the branch that it made. Raises InvalidInputError for a name in use, FlowError or
         SchemaError where the changed flow does not fit, CompactedError where `at` is below `since`.
         """
+        self._turn.check()
         t, declared = self._reading.sealed(at), None
         if views is not None:
             declared = self._versions.declared.with_queries(views, self._spark)
@@ -285,6 +287,7 @@ class Job(JobViews, JobStreams):
         With the last sealed epoch, or -1 where there is none, it deletes what a failed attempt at the next ones
         recorded, so that they can be given other rows.
         """
+        self._turn.check()  # or main would be rewound, and nothing could go on from there
         kept = self._branching.rewind(t, keep_as)
         try:
             self._open_timeline(self._versions.declared)

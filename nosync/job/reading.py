@@ -90,7 +90,9 @@ class Reading:
     def verify(self, view: View, as_of: AsOf | None) -> ViewCheck:
         """Returns how a view as of an epoch differs from Spark's query over its inputs."""
         from nosync.spark.plans.verifying import compare  # noqa: PLC0415 - the store works without pyspark
+        from nosync.spark.session import check_running  # noqa: PLC0415
 
+        check_running(self._spark)
         t = self.sealed(as_of)
         views = self._versions.declared.views
 
@@ -132,8 +134,10 @@ class Reading:
         """Returns what reads a stage as of an epoch, or its changes up to there."""
         from nosync.spark.derived import DerivedReader  # noqa: PLC0415
         from nosync.spark.schemas import check_readable  # noqa: PLC0415
-        from nosync.spark.stage_reader import StageReader  # noqa: PLC0415 - the store works without pyspark
+        from nosync.spark.session import check_running  # noqa: PLC0415 - the store works without pyspark
+        from nosync.spark.stage_reader import StageReader  # noqa: PLC0415
 
+        check_running(self._spark)
         below = self.stage(stage)
         expressions: list[BoundStage] = []
         while not below.recorded and below.in_jvm and below.loop is None:

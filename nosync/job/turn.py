@@ -11,15 +11,17 @@ from nosync.lsm.errors import StageError
 
 
 class Turn:
-    """A lock that one thread may take several times.
+    """A lock that one thread may take several times. It is given only while what works for the job can work.
 
     A stage that a view is made of has a name that its author never saw, so a StageError that leaves says whose it is.
     """
 
-    def __init__(self, views: Callable[[], Mapping[str, View]]) -> None:
-        self._lock, self._views = threading.RLock(), views
+    def __init__(self, views: Callable[[], Mapping[str, View]], check: Callable[[], None]) -> None:
+        """`check`: raises FlowError where nothing can work."""
+        self._lock, self._views, self.check = threading.RLock(), views, check
 
     def __enter__(self) -> None:
+        self.check()
         self._lock.acquire()
 
     def __exit__(

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from nosync.flow.bound_stage import BoundStage
 from nosync.kernels.aggregate_plan import ALL_ROWS
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, is_number, show_key
-from nosync.lsm.errors import FlowError
+from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
@@ -139,8 +139,8 @@ def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
             f"stage {stage}: {clash[0]!r} is a column of its key, and the name that a value would have here: rename one, or use "
             "diff_summary()"
         )
-    shown = [F.col(quoted(f"{side};{v}")).alias(f"{v}_{side}") for v in compared for side in "ab"]
     found = _differences(a, b, stage, t)
+    shown = [F.col(quoted(f"{side};{v}")).alias(f"{v}_{side}") for v in compared for side in "ab"]
     return found.select(*(F.col(quoted(k)) for k in key), CHANGE, *shown)
 
 
@@ -181,6 +181,7 @@ def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> Data
     """Compares the change feeds of two branches over a range of epochs. Returns the rows that only one has, with
     `_side` a or b. Times of the wall clock are looked up on `a`.
     """
+    _check_sides(a, b)
     after, until = a.range_of(after, until)
     schemas = [job.stage(stage, until).output for job in (a, b)]
     if schemas[0].names != schemas[1].names:
@@ -238,6 +239,7 @@ def diverges_at(a: Side, b: Side, stage: str) -> int | None:
     Bisection over what manifests say: an epoch whose layers are the same files needs no reading, and neither do all
     epochs before it. Where the code differs the contents are compared, from the last epoch that is shared on.
     """
+    _check_sides(a, b)
     last = _newest_of_both(a, b)
     first = a.shared_until(b, stage)
     shapes = [(job.stage(stage).key, job.stage(stage).output) for job in (a, b)]
@@ -304,7 +306,18 @@ def _check_unique(rows: DataFrame, key: Sequence[str], whose: str) -> None:
         )
 
 
+def _check_sides(a: Side, b: Side) -> None:
+    """Raises InvalidInputError for what is no job."""
+    others = [side for side in (a, b) if not hasattr(side, "shared_until")]
+    if others:
+        raise InvalidInputError(
+            f"{others[0]!r} is compared: expected two jobs, as Job(...) and job.branch(...) return them; `nosync diff` compares "
+            "the branches of a store without their code"
+        )
+
+
 def _epoch(a: Side, b: Side, as_of: AsOf | None) -> int:
+    _check_sides(a, b)
     return _newest_of_both(a, b) if as_of is None else a.epoch_as_of(as_of)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
@@ -27,7 +28,7 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
-from nosync.lsm.errors import InvalidInputError, SchemaError
+from nosync.lsm.errors import FlowError, InvalidInputError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.trace.change_feed import INSERT
 from nosync.spark.session import is_of_connect
@@ -37,7 +38,9 @@ log = logging.getLogger("nosync")
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """Returns Spark's DDL as an Arrow schema, with timestamps in UTC."""
+    """Returns Spark's DDL as an Arrow schema, with timestamps in UTC. Raises FlowError where no session runs."""
+    if SparkContext._active_spark_context is None:  # which Spark's parser of DDL asks for
+        raise FlowError("no Spark session runs: make one with SparkSession.builder.getOrCreate()")
     try:
         schema = StructType.fromDDL(text)
     except ParseException as error:

@@ -274,13 +274,25 @@ def is_of_connect(thing: object) -> bool:
     return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 
+def check_running(spark: SparkSession) -> None:
+    """Raises FlowError for a session that was stopped: whatever is asked of it, Spark then says something of its own."""
+    java = spark._sc._jsc
+    if java is None or java.sc().isStopped():
+        raise FlowError(
+            "the Spark session was stopped: make one with SparkSession.builder.getOrCreate(), and the Job with it; the store "
+            "is as it was"
+        )
+
+
 def check_session(spark: object) -> None:
-    """Raises FlowError for something that is not an active SparkSession, is one of Spark Connect, or is older than 4.1."""
+    """Raises FlowError for something that is not a SparkSession, is one of Spark Connect, was stopped, or is older than 4.1."""
     if is_of_connect(spark):
         raise FlowError(
             "spark= is a session of Spark Connect, whose JVM is elsewhere, and a job plans epochs in the JVM of its own process: "
             "pass one of SparkSession.builder.master(...), without remote() and SPARK_REMOTE"
         )
+    if isinstance(spark, SparkSession):
+        check_running(spark)
     version = getattr(spark, "version", None)
     if not isinstance(version, str):
         raise FlowError(f"spark={spark!r} is not a SparkSession: pass spark=SparkSession.builder.getOrCreate()")

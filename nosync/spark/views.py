@@ -15,6 +15,7 @@ from nosync.lsm.store.store import Store
 from nosync.spark.data_source import FORMAT, register
 from nosync.spark.expressions import quoted
 from nosync.spark.schemas import spark_schema
+from nosync.spark.session import check_running
 from nosync.stores import open_to_read
 
 log = logging.getLogger("nosync")
@@ -34,6 +35,7 @@ def views(
     """
     if not isinstance(spark, SparkSession):
         raise InvalidInputError(f"views({spark!r}, ...): expected the SparkSession first, then the store")
+    check_running(spark)
     if isinstance(store, Store):
         return _made(spark, store, as_of, branch, prefix)
     with open_to_read(str(store)) as opened:
