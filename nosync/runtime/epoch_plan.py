@@ -17,7 +17,7 @@ from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
 from nosync.operators.loops import Phase
 from nosync.replication.client.location import StoreLocation
-from nosync.runtime.scan import ParquetFile, Scan
+from nosync.runtime.scan import Scan, SourceFiles
 from nosync.runtime.segment_task import Report, SegmentTask
 
 
@@ -70,7 +70,7 @@ class PartPlan:
         plans: Sequence[EpochPlan],
         part: Part,
         given: Collection[str],
-        files: Mapping[str, Sequence[ParquetFile]],
+        files: Mapping[str, SourceFiles],
     ) -> None:
         """`given`: the sources whose rows are given. `files`: by source, those that tasks read themselves."""
         self.flow, self.plans, self.part, self.given, self._files = flow, plans, part, given, files

@@ -25,7 +25,7 @@ from nosync.lsm.errors import ScanError
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan, Reports
-from nosync.runtime.scan import TableScan
+from nosync.runtime.scan import SourceFiles, TableScan
 from nosync.runtime.segment_task import TAG_SHARD_BITS, SegmentTask, edge_schema, side_column
 from nosync.runtime.shard_run import run_shard
 
@@ -42,7 +42,9 @@ def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) 
     flow = flow.at_epoch(plan.t).fused
 
     def run_part(part: Part, done: frozenset[str]) -> list[bytes]:
-        return _LocalPart(PartPlan(flow, [plan], part, inputs, dict.fromkeys(inputs, ())), inputs).run(done)
+        return _LocalPart(PartPlan(flow, [plan], part, inputs, dict.fromkeys(inputs, SourceFiles((), ()))), inputs).run(
+            done
+        )
 
     return run_parts(flow, [plan], run_part)[plan.t]
 

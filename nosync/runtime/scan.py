@@ -28,6 +28,7 @@ from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
+from nosync.lsm.trace.change_feed import INSERT
 from nosync.operators.canonical import canonical_order, hashed, is_hashed_alike
 from nosync.runtime.fused_rows import edge_of, renamed
 
@@ -72,11 +73,23 @@ class ParquetFile(NamedTuple):
         return pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
 
 
+class SourceFiles(NamedTuple):
+    """The files that a source's rows are in."""
+
+    files: tuple[ParquetFile, ...]
+    columns: tuple[str | None, ...]
+    """Which column of the files each of the source's is. None: none is, as of a table's changes that are all insertions."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
 @dataclass(frozen=True)
 class Scan:
     """Says what the tasks of a segment read."""
 
-    files: Mapping[str, Sequence[ParquetFile]]
+    files: Mapping[str, SourceFiles]
     """The files of each source."""
     key_groups: int
 
@@ -124,7 +137,7 @@ class TableScan(Scan):
         yield renamed(self.tables[source.name], source.schema, source.schema.names)
 
 
-def read_few(files: Sequence[ParquetFile], schema: pa.Schema, most_rows: int) -> pa.Table | None:
+def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int) -> pa.Table | None:
     """Returns the rows of files; None where they are more than `most_rows`.
 
     Raises ScanError where they cannot be read, or are not those any more that were looked at.
@@ -160,13 +173,19 @@ def _made(edge: InputEdge, steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Ta
         raise ScanError(f"stage {stages}: its expressions cannot be evaluated here: {error}", stage=stages) from error
 
 
-def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+def _parts(files: SourceFiles, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yields the rows of the files, some at a time: most of them are other shards', and need not stay in memory."""
-    for file in files:
+    read = [name for name in files.columns if name is not None]
+    names = [own if name is None else name for own, name in zip(schema.names, files.columns, strict=True)]
+    inserted = [own for own, name in zip(schema.names, files.columns, strict=True) if name is None]
+    for file in files.files:
         with file.open() as parquet:
             # A task has one core.
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names, use_threads=False):
-                yield renamed(pa.Table.from_batches([batch]), schema, schema.names)
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=read, use_threads=False):
+                rows = pa.Table.from_batches([batch])
+                for own in inserted:
+                    rows = rows.append_column(own, pa.repeat(INSERT, rows.num_rows))
+                yield renamed(rows, schema, names)
         if ParquetFile.at(file.path) != file:
             raise ScanError(f"{file.path} is not the file any more that it was when the epoch began")
 

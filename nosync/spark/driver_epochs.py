@@ -38,7 +38,7 @@ from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
 from nosync.runtime.epoch_plan import EpochPlan, Reports
 from nosync.runtime.local_part import run_epoch
-from nosync.runtime.scan import ParquetFile, read_few, why_not_scanned
+from nosync.runtime.scan import SourceFiles, read_few, why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
 from nosync.spark.expressions import quoted
 from nosync.spark.selecting import selected
@@ -90,7 +90,7 @@ class DriverEpochs:
         spark: SparkSession,
         flow: BoundFlow,
         inputs: Mapping[str, DataFrame],
-        files: Mapping[str, Sequence[ParquetFile]],
+        files: Mapping[str, SourceFiles],
     ) -> dict[str, pa.Table] | None:
         """Returns the rows of each source, which Spark makes; None where they are many, or may be. `files`: those that the
         rows of all sources are in, and Arrow reads; empty: they are not.
@@ -147,10 +147,10 @@ def _has_function_of_user(stage: BoundStage) -> bool:
     return function is not None and not isinstance(function, OwnFunction)
 
 
-def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, Sequence[ParquetFile]]) -> dict[str, pa.Table]:
+def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, SourceFiles]) -> dict[str, pa.Table]:
     """Raises _BySpark where there are many, and for files that cannot be read after all."""
     most_bytes = _most_bytes(spark)
-    size_bytes = sum(file.size_bytes for of_source in files.values() for file in of_source)
+    size_bytes = sum(of_source.size_bytes for of_source in files.values())
     if size_bytes > most_bytes:
         raise _BySpark(f"its files have {size_bytes:,} bytes, and the driver runs {most_bytes:,}")
     tables = {}

@@ -15,7 +15,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import Segment
 from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan
 from nosync.runtime.file_shuffle import Exchange, Placement
-from nosync.runtime.scan import ParquetFile
+from nosync.runtime.scan import SourceFiles
 from nosync.spark.arrow_transfer import Handover
 from nosync.spark.epoch_frames import EpochFrames
 from nosync.spark.file_shuffle import SHARD_COLUMN, Exchanges, Exchanging
@@ -30,7 +30,7 @@ class Work(NamedTuple):
     plans: Sequence[EpochPlan]
     inputs: Mapping[str, DataFrame]
     handover: Handover
-    files: Mapping[str, Sequence[ParquetFile]]
+    files: Mapping[str, SourceFiles]
     """The files of each source that tasks read themselves; empty: the JVM reads them."""
     exchanges: Exchanges | None
     """Is told of rows that go to their shards by files; None: Spark shuffles them."""

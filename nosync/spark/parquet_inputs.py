@@ -1,16 +1,16 @@
 """Which epochs' inputs tasks read themselves (nosync.runtime.scan): Parquet files of a local file system, as they are.
 
-A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, where the source's columns
-are in the files under their names and with their types. All else is read by the JVM: other formats and file systems,
-partitions in the names of directories, rows that expressions change, what Spark would cast or rebase, and what it has
-cached. The log says why, at DEBUG.
+A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, or some of their columns, where
+the source's columns are in the files under their names and with their types. A table's changes may be without
+`_change_type`. All else is read by the JVM: other formats and file systems, partitions in the names of directories,
+rows that expressions change, what Spark would cast or rebase, and what it has cached. The log says why, at DEBUG.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +18,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.runtime.scan import ParquetFile, why_not_scanned
+from nosync.flow.bound_stage import BoundStage
+from nosync.flow.tables import GIVEN_CHANGE_TYPE
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+from nosync.lsm.trace.change_feed import INSERT
+from nosync.runtime.scan import ParquetFile, SourceFiles, why_not_scanned
 
 log = logging.getLogger("nosync")
 
@@ -50,7 +54,7 @@ class _ByJvm(Exception):
     """Says why the JVM has to read a source's rows."""
 
 
-def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, SourceFiles]:
     """Returns the files of each source. It is empty where the JVM is to read them."""
     try:
         return _files_to_scan(flow, shards, inputs)
@@ -59,33 +63,74 @@ def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame])
         return {}
 
 
-def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, SourceFiles]:
     if shards > MOST_SHARDS:
         raise _ByJvm(f"each of {shards} shards would read all")
     reason = why_not_scanned(flow)
     if reason is not None:
         raise _ByJvm(reason)
-    found: dict[str, list[ParquetFile]] = {}
+    found: dict[str, SourceFiles] = {}
     size_bytes = 0
     for source in flow.sources:
         frame = inputs.get(source.name)
         if frame is None:
             raise _ByJvm(f"source {source.name} is not given")
-        found[source.name] = files = _files_of(frame)
-        is_rebased = _is_rebased(frame) if any(map(pa.types.is_temporal, source.schema.types)) else None
-        size_bytes += sum(_size_bytes(file, source.schema, is_rebased=is_rebased) for file in files)
+        relation, change_type = _relation_of(frame, source)
+        named = (change_type if name == GIVEN_CHANGE_TYPE and source.table else name for name in source.schema.names)
+        found[source.name] = files = SourceFiles(tuple(_files_of(frame, relation)), tuple(named))
+        has_times = any(map(pa.types.is_temporal, source.schema.types))
+        is_rebased = _is_rebased(frame, relation) if has_times else None
+        size_bytes += sum(
+            _size_bytes(file, source.schema, files.columns, is_rebased=is_rebased) for file in files.files
+        )
     if size_bytes > MOST_BYTES:
         raise _ByJvm(f"it has {size_bytes:,} bytes")
     return found
 
 
-def _files_of(frame: DataFrame) -> list[ParquetFile]:
+def _relation_of(frame: DataFrame, source: BoundStage) -> tuple[Any, str | None]:
+    """Returns the relation of Spark's whose columns the rows are; and which column has the change types, where the source is
+    a table's: None where all rows are insertions.
+    """
     # Not the analyzed plan: what Spark has cached is not read again.
     plan: Any = frame._jdf.queryExecution().withCachedData()
+    change_type: str | None = GIVEN_CHANGE_TYPE
+    if source.table is not None and _is_projection(plan) and not _selects(plan):
+        change_type = _change_type_of(plan.projectList().apply(frame.columns.index(GIVEN_CHANGE_TYPE)))
+        if plan.outputSet().size() - 1 > plan.outputSet().intersect(plan.child().outputSet()).size():
+            raise _ByJvm("expressions change its rows")
+        plan = plan.child()
+    while _is_projection(plan) and _selects(plan):
+        plan = plan.child()
     text: str = plan.toString()
     if not _FILES_ALONE.fullmatch(text):
         raise _ByJvm(f"it is not just Parquet files: {text.strip().splitlines()[0]}")
-    relation = plan.relation()
+    return plan.relation(), change_type
+
+
+def _is_projection(plan: Any) -> bool:
+    return bool(plan.getClass().getSimpleName() == "Project")
+
+
+def _selects(projection: Any) -> bool:
+    """Returns whether it only leaves columns out."""
+    return bool(projection.outputSet().subsetOf(projection.child().outputSet()))
+
+
+def _change_type_of(expression: Any) -> str | None:
+    """Returns the column that an expression for a table's change types is, or None for insertions. Raises _ByJvm for another
+    one.
+    """
+    child = expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
+    kind = child.getClass().getSimpleName()
+    if kind == "AttributeReference" and child.name() == CHANGE_TYPE_COLUMN:
+        return CHANGE_TYPE_COLUMN
+    if kind == "Literal" and child.toString() == INSERT:
+        return None
+    raise _ByJvm("expressions say what its changes are")
+
+
+def _files_of(frame: DataFrame, relation: Any) -> list[ParquetFile]:
     location = relation.location()
     # Delta and others show as Parquet, too: but some rows of their files are deleted, and columns have other names there.
     if not (location.toString().startswith(_INDEX) and relation.fileFormat().getClass().getName() == _FORMAT):
@@ -117,17 +162,17 @@ def _file_at(uri: str) -> ParquetFile:
         raise _ByJvm(str(error)) from None
 
 
-def _is_rebased(frame: DataFrame) -> bool:
+def _is_rebased(frame: DataFrame, relation: Any) -> bool:
     """Returns whether Spark may take dates and timestamps of files that it did not write for those of the Julian
     calendar.
     """
-    options: str = frame._jdf.queryExecution().analyzed().relation().options().toString()
+    options: str = relation.options().toString()
     by_default = str(frame.sparkSession.conf.get(_REBASED_BY_DEFAULT)).upper()
     return _REBASE_MODE.lower() in options.lower() or by_default != "CORRECTED"
 
 
-def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None) -> int:
-    """Returns the size of a file. Raises _ByJvm where it does not have the columns as the schema has them.
+def _size_bytes(file: ParquetFile, schema: pa.Schema, names: Sequence[str | None], *, is_rebased: bool | None) -> int:
+    """Returns the size of a file. Raises _ByJvm where it does not have the columns of these names as the schema has them.
     `is_rebased`: None where there is nothing to rebase.
     """
     try:
@@ -138,12 +183,12 @@ def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None
     wide = {c.path for c in (columns.column(i) for i in range(len(columns))) if c.physical_type == "INT96"}
     types = {field.name: _WIDE_TIME if field.name in wide else field.type for field in found}
     lower = [name.lower() for name in found.names]
-    for field in schema:
-        if lower.count(field.name.lower()) != 1 or types.get(field.name) != field.type:
-            raise _ByJvm(f"{file.path}: column {field.name!r} is {types.get(field.name)} there, and not {field.type}")
+    for field, name in zip(schema, names, strict=True):
+        if name is not None and (lower.count(name.lower()) != 1 or types.get(name) != field.type):
+            raise _ByJvm(f"{file.path}: column {name!r} is {types.get(name)} there, and not {field.type}")
     if is_rebased is not None:
         version = _spark_version(metadata.metadata or {})
-        if wide.intersection(schema.names) and (version is None or not (metadata.created_by or "").startswith(_WRITER)):
+        if wide.intersection(names) and (version is None or not (metadata.created_by or "").startswith(_WRITER)):
             version = (0, 0)  # what others mean by times of 96 bits settings say
         if is_rebased or (version is not None and version < _FIRST_WITH_ONE_CALENDAR):
             raise _ByJvm(f"{file.path}: its dates or timestamps may be of another calendar")

@@ -194,7 +194,9 @@ def _with_change_type(frame: Any) -> Any:
     if not hasattr(frame, "withColumnRenamed"):
         return frame  # which is told as for all sources
     if CHANGE_TYPE_COLUMN in frame.columns:
-        return frame.drop(GIVEN_CHANGE_TYPE).withColumnRenamed(CHANGE_TYPE_COLUMN, GIVEN_CHANGE_TYPE)
+        if GIVEN_CHANGE_TYPE in frame.columns:
+            frame = frame.drop(GIVEN_CHANGE_TYPE)
+        return frame.withColumnRenamed(CHANGE_TYPE_COLUMN, GIVEN_CHANGE_TYPE)
     return frame.withColumn(GIVEN_CHANGE_TYPE, functions.lit(INSERT))
 
 
