@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import as_batch, comparable, is_internal, plain, rows_equal, take
+from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.columnar.ordering import match_keys
-from nosync.lsm.errors import InvalidInputError, SchemaError
+from nosync.lsm.errors import SchemaError
 
 ONLY_A, ONLY_B, CHANGED = "only_a", "only_b", "changed"
 CHANGE = "_diff"
@@ -21,23 +22,12 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     `<column>_b`.
 
     Both tables hold each key once. Columns that only one side has are left out. Numbers of two types are compared, and
-    returned, as the one that holds both. A column that has the name of another one gets underscores. Raises
-    InvalidInputError without a key, SchemaError where a column has two types.
+    returned, as the one that holds both. A column that has the name of another one gets underscores. Raises SchemaError
+    where a column has two types.
     """
-    if not key:
-        raise InvalidInputError(f"{whose} is a log, whose rows have no key to compare by")
-    values = [name for name in a.column_names if name in b.column_names and name not in key]
-    for name in (*key, *values):
-        types = [table.schema.field(name).type for table in (a, b)]
-        if types[0] == types[1]:
-            continue
-        if all(map(is_number, types)) and name not in key:
-            a, b = _as_common_numbers((a, b), name)
-        else:
-            raise SchemaError(
-                f"{whose}: column {name!r} is {types[0]} on one side and {types[1]} on the other: cast one before comparing"
-            )
-    left, right = (as_batch(plain(table.select([*key, *values]))) for table in (a, b))
+    a, b = _with_common_columns(a, b, key, whose)
+    values = [name for name in a.column_names if name not in key]
+    left, right = (as_batch(plain(table)) for table in (a, b))
     keys = [[side.column(name) for name in key] for side in (left, right)]
     at = match_keys(hash32(keys[0]), keys[0], hash32(keys[1]), keys[1])  # for each row of b, its row of a
     both = np.flatnonzero(at >= 0)
@@ -59,6 +49,43 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
         columns[_free(f"{name}_a", columns)] = left.column(name).take(pa.array(rows_a.to_numpy(), mask=~in_a))
         columns[_free(f"{name}_b", columns)] = right.column(name).take(pa.array(rows_b, mask=~in_b))
     return pa.table(columns)
+
+
+def compare_rows(a: pa.Table, b: pa.Table, whose: str) -> pa.Table:
+    """Returns the rows, of tables without a key, that one side has more often: the columns, `_diff`, and how often each has
+    them as `n_a` and `n_b`.
+
+    Columns and types are as those of `compare`. A row that both have, but not as often, is `changed`.
+    """
+    a, b = _with_common_columns(a, b, (), whose)
+    rows = pa.concat_tables([plain(a), plain(b)])
+    _, first, number = np.unique(content_hash(rows), return_index=True, return_inverse=True)
+    counts = [np.bincount(of_side, minlength=len(first)) for of_side in (number[: a.num_rows], number[a.num_rows :])]
+    differ = np.flatnonzero(counts[0] != counts[1])
+    in_a, in_b = (count[differ] for count in counts)
+    found = rows.take(pa.array(first[differ]))
+    kinds = np.where((in_a > 0) & (in_b > 0), 0, np.where(in_a > 0, 1, 2))
+    for name, column in (
+        (CHANGE, pa.array([CHANGED, ONLY_A, ONLY_B]).take(pa.array(kinds))), ("n_a", pa.array(in_a)), ("n_b", pa.array(in_b)),
+    ):  # fmt: skip
+        found = found.append_column(_free(name, found.column_names), column)
+    return found
+
+
+def _with_common_columns(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> tuple[pa.Table, pa.Table]:
+    """Returns the columns that both tables have, the key's first, with the same types."""
+    names = [*key, *(name for name in a.column_names if name in b.column_names and name not in key)]
+    for name in names:
+        types = [table.schema.field(name).type for table in (a, b)]
+        if types[0] == types[1]:
+            continue
+        if all(map(is_number, types)) and name not in key:
+            a, b = _as_common_numbers((a, b), name)
+        else:
+            raise SchemaError(
+                f"{whose}: column {name!r} is {types[0]} on one side and {types[1]} on the other: cast one before comparing"
+            )
+    return a.select(names), b.select(names)
 
 
 def with_key_of(keyed: pa.Table, key: Sequence[str], rows: pa.Table, whose: str) -> pa.Table:

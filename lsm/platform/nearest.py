@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _ALIKE = 0.6
 """How much of two names must be equal, from 0 to 1, for one to be a slip of the other."""
+
+
+_MADE = re.compile(r"-[0-9a-f]{10}(__\w+)?$")
+"""How stages are named that a view is made of."""
+
+
+def named_stages(stages: Iterable[str]) -> str:
+    """Returns what an error says of which stages there are: those with a name that somebody gave."""
+    return ", ".join(stage for stage in stages if _MADE.search(stage) is None) or "none"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

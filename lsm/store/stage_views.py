@@ -10,6 +10,7 @@ from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import Span, View, views_of
 from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import epoch_of, pack
+from nosync.lsm.platform.nearest import did_you_mean, named_stages
 from nosync.lsm.store.direct import raw_traces_after, raw_view
 from nosync.lsm.trace.directory import LayerDirectory
 
@@ -71,7 +72,8 @@ def check_listed(timelines: Timelines, stage: str, t: int, branch: str) -> None:
 def _not_there(timelines: Timelines, stage: str, t: int, branch: str) -> UnknownStageError:
     known = sorted(timelines.histories(branch))
     return UnknownStageError(
-        f"branch {branch} has no stage {stage} at {t}, which others have; its stages: {', '.join(known) or 'none'}"
+        f"branch {branch} has no stage {stage} at {t}, which others have; its stages: {named_stages(known)}"
+        f"{did_you_mean(stage, known)}"
     )
 
 

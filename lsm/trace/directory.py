@@ -26,7 +26,7 @@ from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId,
 from nosync.lsm.model.timestamp import Time, pack, show
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.layout import LAYERS, MARKER
-from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.nearest import did_you_mean, named_stages
 from nosync.lsm.platform.verified import is_verified_here
 from nosync.lsm.trace.cover import choose_cover, overlaps
 from nosync.lsm.trace.presence import is_there
@@ -269,7 +269,7 @@ class LayerDirectory:
         """Raises UnknownStageError for a stage of which nothing was recorded."""
         if not self.traces(stage):
             raise UnknownStageError(
-                f"no stage {stage!r} in {self.root}; recorded stages: {', '.join(self.stages()) or 'none'}"
+                f"no stage {stage!r} in {self.root}; recorded stages: {named_stages(self.stages())}"
                 f"{did_you_mean(stage, self.stages())}"
             )
 

@@ -178,6 +178,8 @@ def diff(
 ) -> None:
     """Compare STAGE on branch A with the same stage on branch B: the keys whose rows differ.
 
+    Of a stage without a key, the rows that one branch has more often.
+
     \b
       nosync diff state/ delays main no-weather --as-of 26
       nosync diff state/ delays main no-weather --html report.html
@@ -189,10 +191,12 @@ def diff(
         return
     with read_only(path) as store:
         table = store.diff(stage, a, b, as_of)
+        is_keyed = any(store.key(stage, as_of, branch=branch) for branch in (a, b))
     table = by_key(table, table.column_names[: table.column_names.index("_diff")])
     if not as_json:
         kinds = table.column("_diff").to_pylist()
-        found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
+        texts = _DIFF_KINDS if is_keyed else _DIFF_KINDS | {"changed": "rows more often in one"}
+        found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in texts.items())
         out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
     if as_json or table.num_rows:
         print_rows(table, limit, as_csv=False, as_json=as_json)

@@ -123,6 +123,7 @@ def _store_of(spec: Spec) -> Path:
 
 def _run(pipeline: Pipeline, store: Store, shards: int | None, *, as_json: bool) -> None:
     from nosync.pipelines.running import Run  # noqa: PLC0415
+    from nosync.spark.errors import without_log  # noqa: PLC0415
 
     with err.status("starting", spinner="line") as status:
 
@@ -134,7 +135,8 @@ def _run(pipeline: Pipeline, store: Store, shards: int | None, *, as_json: bool)
             else:
                 status.update(escape(first))
 
-        report = Run(pipeline, store, shards, say).run()
+        with without_log():
+            report = Run(pipeline, store, shards, say).run()
     if as_json:
         print_json(_as_json(report))
         return
@@ -146,9 +148,10 @@ def _run(pipeline: Pipeline, store: Store, shards: int | None, *, as_json: bool)
 
 def _run_branch(pipeline: Pipeline, store: Store, branch: str, as_of: AsOf | None, *, as_json: bool) -> None:
     from nosync.pipelines.running import branch_off  # noqa: PLC0415
+    from nosync.spark.errors import without_log  # noqa: PLC0415
 
     at = None if as_of is None else store.epoch_as_of(as_of)
-    with progress(f"replaying {branch}", quiet=as_json) as advance:
+    with progress(f"replaying {branch}", quiet=as_json) as advance, without_log():
         plan, report = branch_off(pipeline, store, branch, at, lambda done, of: advance(done, of, "epochs"))
     if as_json:
         print_json({**_as_json(report), "plan": dataclasses.asdict(plan)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ def start_session(cores: int | None, settings: Mapping[str, str] | None = None) 
         from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
     except ImportError as error:
         raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
+    # Of what a batch raises, which the command says, Py4J prints a trace.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logs = tempfile.mkdtemp(prefix="nosync-spark-")
     atexit.register(shutil.rmtree, logs, ignore_errors=True)
     return local_session(cores, "nosync", log=Path(logs) / "spark.log", settings=settings)

@@ -20,6 +20,7 @@ from nosync.cli.jobs import CORES
 from nosync.cli.sessions import spark_session
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.as_of import AsOf
+from nosync.lsm.platform.nearest import named_stages
 
 _ABOUT_NAMES = ("TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "UNRESOLVED_COLUMN.WITHOUT_SUGGESTION")
 _ONLY_SHOW = ("Show", "Describe", "Explain")
@@ -84,5 +85,7 @@ def sql(
             except PySparkException as error:
                 said = reason_of(str(error)).rstrip(" ;")
                 is_about_names = error.getCondition() in _ABOUT_NAMES
-                raise NosyncError(said + (f"; stages: {', '.join(names.values())}" if is_about_names else "")) from None
+                raise NosyncError(
+                    said + (f"; stages: {named_stages(names.values())}" if is_about_names else "")
+                ) from None
     print_rows(table, limit, as_csv=as_csv, as_json=as_json)

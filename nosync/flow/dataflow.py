@@ -60,7 +60,7 @@ from nosync.lsm.errors import FlowError, SchemaError, UnknownStageError
 from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.nearest import did_you_mean, named_stages
 from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 
 _OF_FUNCTIONS = (MAP, FILTER, UPDATE, PER_KEY)
@@ -181,7 +181,7 @@ class Dataflow(DeclaresViews):
         """Returns the stage of a name, to build on."""
         if name not in self._stages:
             raise UnknownStageError(
-                f"no stage {name!r} in {self.name}; stages: {', '.join(self._stages)}{did_you_mean(name, self._stages)}"
+                f"no stage {name!r} in {self.name}; stages: {named_stages(self._stages)}{did_you_mean(name, self._stages)}"
             )
         return self._stages[name]
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, compare, is_number
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.manifests.branches import Timeline
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import cell
@@ -91,6 +91,10 @@ def diff_page(
         if as_of is None:
             as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
         as_of = store.epoch_as_of(as_of, a)
+        if not any(store.key(stage, as_of, branch=branch) for branch in (a, b)):
+            raise InvalidInputError(
+                f"stage {stage} has no key, by which the page says what changed: `nosync diff` without --html shows its rows"
+            )
         found = store.diff(stage, a, b, as_of)
         key = found.column_names[: found.column_names.index(CHANGE)]
         fork = _fork(store, a, b)

@@ -19,6 +19,7 @@ from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.platform.nearest import named_stages
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
 
@@ -105,7 +106,7 @@ def explain(
     """
     bound = flow.stages.get(stage)
     if bound is None:
-        raise UnknownStageError(f"no stage {stage!r} in {flow.name}; stages: {', '.join(flow.stages)}")
+        raise UnknownStageError(f"no stage {stage!r} in {flow.name}; stages: {named_stages(flow.stages)}")
     last, first = recorded.last_sealed(branch), recorded.first_sealed(branch)
     if last is None or first is None or (as_of is not None and not first <= as_of <= last):
         raise NotAvailableError(

@@ -22,7 +22,7 @@ from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.model.history import History, check_not_replaced, replaced_at
 from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, pack
-from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.nearest import did_you_mean, named_stages
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.stage_views import check_listed
 from nosync.lsm.store.store import Store
@@ -78,7 +78,7 @@ class Reading:
         flow = self._versions.flow
         if name not in flow.stages:
             raise UnknownStageError(
-                f"no stage {name!r} in {flow.name}; stages: {', '.join(flow.stages)}{did_you_mean(name, flow.stages)}"
+                f"no stage {name!r} in {flow.name}; stages: {named_stages(flow.stages)}{did_you_mean(name, flow.stages)}"
             )
         return flow.stages[name]
 

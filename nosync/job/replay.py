@@ -48,7 +48,7 @@ class ReplayPlan:
             return f"branch {self.branch}: nothing to replay"
         stages = ", ".join(f"{name} ({n})" for name, n in self.computed.items()) or "nothing"
         return (
-            f"branch {self.branch}: replays {self.epochs} epochs, {self.first} to {self.last}\n"
+            f"branch {self.branch}: replays epochs {self.first} to {self.last}\n"
             f"  computes  {stages}\n"
             f"  shares    {sum(self.shared.values())} layers of {len(self.shared)} stages"
         )
@@ -78,8 +78,8 @@ class ReplayReport:
     def __str__(self) -> str:
         epochs = max(0, self.last - self.first + 1)
         return (
-            f"branch {self.branch}: {epochs} epochs replayed in {self.seconds:.1f} s, {self.layers_computed} layers computed, "
-            f"{self.layers_shared} shared"
+            f"branch {self.branch}: {epochs} {'epoch' if epochs == 1 else 'epochs'} replayed in {self.seconds:.1f} s, "
+            f"{self.layers_computed} layers computed, {self.layers_shared} shared"
         )
 
 

@@ -102,6 +102,7 @@ class _Told:
                 f"{where}: AUTO CDC {name} has no keys: they say which rows follow each other, as in keys=['id']"
             )
         by, deletes = _column(changes.sequence_by, where), changes.deletes
+        self._check(rows, by, None if deletes is None else _column(deletes, where), f"{where}: AUTO CDC {name}")
         is_deleted = F.lit(False) if deletes is None else F.coalesce(_column(deletes, where), F.lit(False))
         is_lacking = reduce(or_, (F.col(quoted(key)).isNull() for key in self._keys))
         # Without the line: what a message says is part of what a stage computes.
@@ -113,6 +114,29 @@ class _Told:
             .when(is_lacking, F.raise_error(F.lit(no_key)))
             .otherwise(by),
         )
+
+    def _check(self, rows: DataFrame, by: Column, deletes: Column | None, whose: str) -> None:
+        """Raises FlowError for keys, an order or deletions that say nothing, or something else than was meant."""
+        lower = [key.lower() for key in self._keys]
+        twice = next((key for key in self._keys if lower.count(key.lower()) > 1), None)
+        if twice is not None:
+            raise FlowError(f"{whose}: column {twice!r} is twice among its keys")
+        chosen = {column.lower() for column in self._columns}
+        without = next((key for key in self._keys if key.lower() not in chosen), None)
+        if without is not None:
+            raise FlowError(
+                f"{whose}: key {without!r} is none of the columns that it keeps ({', '.join(self._columns)}), without which its "
+                "rows could not be told apart: keep it"
+            )
+        analyzed: Node = rows.select(by)._jdf.queryExecution().analyzed()
+        if analyzed.projectList().apply(0).references().isEmpty():
+            raise FlowError(
+                f"{whose}: SEQUENCE BY {by} has no column in it, and it says which row of a key is the newest"
+            )
+        if deletes is not None and (type_ := rows.select(deletes).schema[0].dataType.simpleString()) != "boolean":
+            raise FlowError(
+                f"{whose}: APPLY AS DELETE WHEN is {type_}, expected a condition, such as \"operation = 'DELETE'\""
+            )
 
     def checked(self, given: Sequence[Any], columns: Sequence[str]) -> list[str]:
         """Returns names of columns as the definition has them. Raises FlowError where one is not among `columns`."""

@@ -178,7 +178,10 @@ class _Declared:
 
 
 def _cast(frame: DataFrame, dataset: Dataset, schema: StructType | str) -> DataFrame:
-    """Returns rows with the columns that a dataset declares. Raises FlowError for one that it does not declare."""
+    """Returns rows with the columns that a dataset declares; one that the query does not give is null, as in Spark.
+
+    Raises FlowError for a column that it does not declare, and for one of another type, which a cast might change.
+    """
     wanted = cast("StructType", StructType.fromDDL(schema)) if isinstance(schema, str) else schema
     known = [name.lower() for name in wanted.names]
     more = next((name for name in frame.columns if name.lower() not in known), None)
@@ -187,4 +190,19 @@ def _cast(frame: DataFrame, dataset: Dataset, schema: StructType | str) -> DataF
             f"{dataset.where}: {dataset.name}: its query gives the column {more!r}, which its schema ({', '.join(wanted.names)}) "
             "does not have: declare it, or leave it out of the query"
         )
-    return frame.select(*(F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in wanted))
+    given = {field.name.lower(): field for field in frame.schema}
+    for field in wanted:
+        is_, said = given.get(field.name.lower()), field.dataType.simpleString()
+        if is_ is not None and is_.dataType.simpleString() != said:
+            raise FlowError(
+                f"{dataset.where}: {dataset.name}: its schema says {field.name} {said}, and its query gives "
+                f"{is_.dataType.simpleString()}: declare that, or write CAST({field.name} AS {said.upper()}) in the query"
+            )
+    return frame.select(
+        *(
+            F.col(quoted(field.name)).alias(field.name)
+            if field.name.lower() in given
+            else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in wanted
+        )
+    )

@@ -18,7 +18,7 @@ from nosync.flow.stage import Stage
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError
 from nosync.lsm.trace.change_feed import DELETE, INSERT
-from nosync.pipelines.recorded_inputs import ROW_ID, Recorded, name_going_on
+from nosync.pipelines.recorded_inputs import Recorded, name_going_on, row_id_beside
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.catalyst import SUBQUERIES, Node, items, kind_of, nodes_of
 from nosync.spark.schemas import parse_ddl
@@ -112,9 +112,10 @@ class Inputs:
             name = base
             flow.source(name, ddl)
         else:
-            ddl = f"{ROW_ID} string, {ddl}"
+            row_id = row_id_beside(columns)
+            ddl = f"{row_id} string, {ddl}"
             name = name_going_on(base, parse_ddl(ddl), self._recorded)
-            flow.table(name, ddl, key=[ROW_ID])
+            flow.table(name, ddl, key=[row_id])
         self.found.append(Input(name, base, leaf, tuple(columns), is_stream, _shown(leaf)))
 
 
@@ -155,15 +156,16 @@ def changes_of(one: Input, frame: DataFrame, recorded: DataFrame | None) -> Data
 
     `recorded`: the rows that the store has, with their ids; None for none yet.
     """
+    row_id = row_id_beside(one.columns)
     contents = F.sha2(F.to_json(F.struct(*map(quoted, one.columns)), _AS_JSON), 256)
-    hashed = rows_of(one, frame).withColumn(ROW_ID, contents)
-    place = F.row_number().over(Window.partitionBy(ROW_ID).orderBy(ROW_ID))
-    now = hashed.withColumn(ROW_ID, F.concat_ws("-", ROW_ID, place)).select(ROW_ID, *map(quoted, one.columns))
+    hashed = rows_of(one, frame).withColumn(row_id, contents)
+    place = F.row_number().over(Window.partitionBy(row_id).orderBy(row_id))
+    now = hashed.withColumn(row_id, F.concat_ws("-", row_id, place)).select(row_id, *map(quoted, one.columns))
     if recorded is None:
         return now.withColumn(CHANGE_TYPE_COLUMN, F.lit(INSERT))
     before = recorded.select(*now.columns)
-    new = now.join(before.select(ROW_ID), ROW_ID, "left_anti").withColumn(CHANGE_TYPE_COLUMN, F.lit(INSERT))
-    gone = before.join(now.select(ROW_ID), ROW_ID, "left_anti").withColumn(CHANGE_TYPE_COLUMN, F.lit(DELETE))
+    new = now.join(before.select(row_id), row_id, "left_anti").withColumn(CHANGE_TYPE_COLUMN, F.lit(INSERT))
+    gone = before.join(now.select(row_id), row_id, "left_anti").withColumn(CHANGE_TYPE_COLUMN, F.lit(DELETE))
     return new.unionByName(gone)
 
 

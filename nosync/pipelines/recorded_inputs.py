@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from nosync.lsm.errors import HoleError, SchemaError
 from nosync.lsm.store.store import Store
 
 ROW_ID = "row_id"
-"""The key of a table's rows: what they have in their columns, and which of equal rows it is."""
+"""The key of a table's rows: what they have in their columns, and which of equal rows it is. See `row_id_beside`."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ def recorded_stage(store: Store, name: str) -> Recorded | None:
 
 
 def name_going_on(base: str, columns: pa.Schema, recorded: Mapping[str, Recorded]) -> str:
-    """Returns the name by which a table is recorded: `base`, or with a number where what has that name has other columns.
+    """Returns the name by which a table of these columns, of which the first is its key, is recorded: `base`, or with a
+    number where what has that name has other columns.
 
     Rows that are recorded stay what they are, so a table that lost a column, or has another type in one, begins anew under
     another name. The number is the same in each run, for it follows from what is recorded.
@@ -53,9 +54,17 @@ def name_going_on(base: str, columns: pa.Schema, recorded: Mapping[str, Recorded
     return name if had is None or _goes_on(name, columns, had) else after
 
 
+def row_id_beside(columns: Iterable[str]) -> str:
+    """Returns the name of the key of a table that has these columns: one that none of them has, in whatever case."""
+    taken, name = {column.lower() for column in columns}, ROW_ID
+    while name in taken:
+        name += "_"
+    return name
+
+
 def is_table(one: Recorded | None) -> bool:
     """Returns whether an input was read as a table."""
-    return one is not None and one.key == (ROW_ID,)
+    return one is not None and one.key == (row_id_beside(name for name in one.columns.names if name not in one.key),)
 
 
 def _goes_on(name: str, columns: pa.Schema, had: Recorded) -> bool:
@@ -63,4 +72,4 @@ def _goes_on(name: str, columns: pa.Schema, had: Recorded) -> bool:
         added_columns(name, had.columns, columns)
     except SchemaError:
         return False
-    return is_table(had)
+    return is_table(had) and had.key == (columns.names[0],)

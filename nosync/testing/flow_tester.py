@@ -54,7 +54,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.node import Node
-from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.nearest import did_you_mean, named_stages
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opened import abandon
 from nosync.lsm.store.opening import open_store
@@ -230,7 +230,7 @@ class FlowTester:
         stages = self._versions.flow.stages
         if stage not in stages:
             raise UnknownStageError(
-                f"no stage {stage!r} in {self._declared.name}; stages: {', '.join(stages)}{did_you_mean(stage, stages)}"
+                f"no stage {stage!r} in {self._declared.name}; stages: {named_stages(stages)}{did_you_mean(stage, stages)}"
             )
         below, steps = stages[stage], list[BoundStage]()
         while not below.recorded and below.in_jvm and below.loop is None:

@@ -61,6 +61,30 @@ CDC_IN_SQL = pytest.mark.skipif(
          "dp.create_streaming_table('a')\n"
          "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', except_column_list=['opp'])",
          "t.py:11: b has no column 'opp'; it has id, op, t .*'op'"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', except_column_list=['ID'])",
+         "t.py:11: AUTO CDC a: key 'id' is none of the columns that it keeps \\(op, t\\)"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', column_list=['op'])",
+         "t.py:11: AUTO CDC a: key 'id' is none of the columns that it keeps \\(op\\)"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id', 'ID'], sequence_by='t')",
+         "t.py:11: AUTO CDC a: column 'id' is twice among its keys"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by='t', apply_as_deletes='op')",
+         "t.py:11: AUTO CDC a: APPLY AS DELETE WHEN is string, expected a condition"),
+        ("@dp.table\ndef b():\n    return spark.readStream.schema('id int, op string, t int').json('data/')\n"
+         "dp.create_streaming_table('a')\n"
+         "dp.create_auto_cdc_flow(target='a', source='b', keys=['id'], sequence_by=F.lit(1))",
+         "t.py:11: AUTO CDC a: SEQUENCE BY .*1.* has no column in it"),
+        ("@dp.materialized_view(schema='id int')\ndef a():\n    return spark.range(3)",
+         "t.py:7: a: its schema says id int, and its query gives bigint: declare that, or write CAST\\(id AS INT\\)"),
+        ("CREATE MATERIALIZED VIEW a (x BIGINT) AS SELECT 2.75D AS x;",
+         "t.sql:1: a: its schema says x bigint, and its query gives double"),
         ("dp.create_sink('a', 'kafka', {})", "t.py:7: sink a: format 'kafka' is not one of parquet, delta"),
         ("dp.create_sink('a', 'parquet', {})", "sink a: format 'parquet' needs the option 'path'"),
         ("dp.create_sink('a', 'parquet', {'path': 'out', 'partitionBy': 'x'})", "option partitionBy has no meaning"),

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.cli import main
 from nosync.cli.run import _planned
 from nosync.pipelines.running import branch_off
 from tests.pipelines.projects import Project, Row
@@ -431,6 +432,48 @@ dp.create_streaming_table("people")
     project.give("feed", [change("bob", "Bern", 2, "D")])
     project.run()
     assert project.rows("people") == counted(("Rome", "ann", "U", 1))
+
+
+def test_a_table_may_have_a_column_of_the_name_of_its_ids(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('Row_ID string, v int').json('data/items.json')\n"
+    project = Project(tmp_path / "p", spark, items=text)
+    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 2}])
+    project.run()
+    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 3}])
+    assert [one.rows_in for one in project.run().epochs] == [3]
+    assert project.rows("items") == counted(("a", 1), ("b", 3))
+    project.run()
+    assert project.rows("items") == counted(("a", 1), ("b", 3))
+
+
+def test_a_declared_column_that_the_query_does_not_give_is_null(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.table(schema='more int, id bigint')\ndef a():\n    return spark.readStream.schema('id bigint').json('data/a')\n"
+    project = Project(tmp_path / "p", spark, a=text)
+    project.give("a", [{"id": 1}])
+    project.run()
+    assert project.rows("a") == counted((1, None))
+
+
+def test_a_dataset_without_a_key_is_compared_by_its_rows(small: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """`nosync run --branch` names the command, so it has to work for whatever a dataset is."""
+    plain = "\n\n@dp.materialized_view\ndef plain():\n    return spark.table('orders').where('amount > {}')\n"
+    small.write("more", plain.format(0))
+    small.run()
+    small.give("orders", [{"customer": "ann", "amount": 30}])
+    small.run()
+    small.write("more", plain.format(25))
+    with nosync.open(small.root / "store") as store:
+        branch_off(small.declare(), store, "strict", at=None)
+        assert store.key("plain") == ()
+        found = store.diff("plain", "main", "strict")
+        of_strict, of_main = (store.read("plain", branch=branch).num_rows for branch in ("strict", "main"))
+    assert set(found.column("_diff").to_pylist()) == {"only_a"}
+    assert sum(found.column("n_a").to_pylist()) == of_main - of_strict > 0
+    main(["diff", str(small.root / "store"), "plain", "main", "strict"])
+    assert f"{found.num_rows} only in a, 0 only in b" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["diff", str(small.root / "store"), "plain", "main", "strict", "--html", str(small.root / "page.html")])
+    assert "stage plain has no key" in capsys.readouterr().err
 
 
 def test_a_table_is_compared_to_the_microsecond(spark: SparkSession, tmp_path: Path) -> None:

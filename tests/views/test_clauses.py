@@ -88,6 +88,37 @@ def test_the_clock_is_found_in_dataframes(spark: SparkSession) -> None:
     flow.view("fixed", lambda t: t["orders"].where("at < DATE '2020-01-01' OR item = 'today'"), spark=spark)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT date_trunc('month', day) AS m, known, count(*) AS n FROM o GROUP BY CUBE (date_trunc('month', day), known)",
+        "SELECT to_date(s, 'yyyy') AS m, known, count(*) AS n FROM o GROUP BY ROLLUP (to_date(s, 'yyyy'), known)",
+        "SELECT date_trunc('month', day) AS m, known, count(*) AS n FROM o "
+        "GROUP BY date_trunc('month', day), day, known GROUPING SETS ((date_trunc('month', day), known), (day))",
+    ],
+)
+def test_a_date_in_grouping_sets_is_no_constant_of_the_clock(
+    spark: SparkSession, open_store: OpenStore, query: str
+) -> None:
+    """Of the null that stands for it Spark says that it was read from the whole clause."""
+    flow = nosync.Dataflow("f")
+    flow.source("o", "day date, known string, s string")
+    flow.sql("v", query, spark=spark)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    rows = [(datetime.date(2026, 1, d), known, "2026") for d in (1, 2) for known in ("a", None)]
+    job.advance(0, {"o": spark.createDataFrame(rows, "day date, known string, s string")})
+    assert job.verify_view("v").is_equal, str(job.verify_view("v"))
+
+
+def test_a_column_with_a_backtick_is_verified(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("o", "q bigint")
+    flow.sql("v", "SELECT q AS `x``y` FROM o", spark=spark)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    job.advance(0, {"o": spark.range(3).toDF("q")})
+    assert job.verify_view("v").is_equal
+
+
 def test_a_branch_with_another_schema_of_json_computes_it(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     flow.table("t", "id bigint, s string", key=["id"])

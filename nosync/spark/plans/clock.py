@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from nosync.lsm.errors import FlowError
@@ -46,10 +48,15 @@ def _constants(plan: Node) -> Iterator[tuple[str, int, int]]:
 
 
 def _value(session: SparkSession, said: str) -> str:
-    """Returns the string that such a constant is read from."""
+    """Returns the string that such a constant is read from; an empty one for what is no constant in the text, such as the
+    null that GROUP BY CUBE has for a date.
+    """
+    parser: Any = session._jsparkSession.sessionState().sqlParser()
     begin = min((at for quote in "'\"" if (at := said.find(quote)) >= 0), default=None)
-    if begin is None:  # it is no text, but a function that made it
+    try:
+        if begin is None or kind_of(parser.parseExpression(said)) != "Literal":
+            return ""
+        begin -= said[:begin].lower().endswith("r")
+        return str(parser.parseExpression(said[begin:]).eval(None))
+    except PySparkException:  # a clause, and no expression
         return ""
-    begin -= said[:begin].lower().endswith("r")
-    literal = session._jsparkSession.sessionState().sqlParser().parseExpression(said[begin:])
-    return str(literal.eval(None))

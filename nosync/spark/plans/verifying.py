@@ -29,7 +29,7 @@ def compare(
     with conf_set(session, dict(settings)):
         _register(planner, view, views, read, set())
         expected = _asked(planner, view).toArrow()
-        found = read(session, view.name).select(*[f"`{name}`" for name, _ in view.columns]).toArrow()
+        found = read(session, view.name).select(*[quoted(name) for name, _ in view.columns]).toArrow()
     extra, missing = different(found, expected)
     return found.num_rows, expected.num_rows, extra, missing
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.columnar.table_diff import compare, with_key_of
+from nosync.lsm.columnar.table_diff import compare, compare_rows, with_key_of
 
 STATE = st.dictionaries(st.sampled_from(["a", "b", "c", None]), st.none() | st.integers(0, 2))
 
@@ -34,9 +34,33 @@ def test_every_difference_and_no_other(a: dict[Any, Any], b: dict[Any, Any]) -> 
     assert found == expected
 
 
-def test_a_log_has_no_key() -> None:
-    with pytest.raises(nosync.InvalidInputError, match="x is a log"):
-        compare(table({}), table({}), [], "x")
+ROWS = st.lists(st.tuples(st.sampled_from(["a", None]), st.none() | st.integers(0, 1)), max_size=8)
+
+
+@given(ROWS, ROWS)
+def test_rows_without_a_key_are_counted(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> None:
+    sides = [
+        pa.table({"k": pa.array([k for k, _ in rows], pa.string()), "v": pa.array([v for _, v in rows], pa.int64())})
+        for rows in (a, b)
+    ]
+    found = {(r["k"], r["v"]): (r["_diff"], r["n_a"], r["n_b"]) for r in compare_rows(*sides, "x").to_pylist()}
+    expected = {}
+    for row in {*a, *b}:
+        n_a, n_b = a.count(row), b.count(row)
+        if n_a != n_b:
+            expected[row] = ("only_b" if not n_a else "only_a" if not n_b else "changed", n_a, n_b)
+    assert found == expected
+
+
+def test_nested_values_and_numbers_of_two_types_are_compared_in_rows_without_a_key() -> None:
+    a = pa.table({"l": pa.array([[1, 2], None, [1, 2]]), "v": pa.array([1, 2, 1], pa.int32()), "only": ["x", "y", "z"]})
+    b = pa.table({"v": pa.array([1.0, 2.5, 1.0]), "l": pa.array([[1, 2], None, [2, 1]])})
+    found = {(repr(r["l"]), r["v"]): (r["_diff"], r["n_a"], r["n_b"]) for r in compare_rows(a, b, "x").to_pylist()}
+    assert found == {
+        ("[1, 2]", 1.0): ("changed", 2, 1), ("None", 2.0): ("only_a", 1, 0), ("None", 2.5): ("only_b", 0, 1),
+        ("[2, 1]", 1.0): ("only_b", 0, 1),
+    }  # fmt: skip
+    assert compare_rows(a, a, "x").num_rows == 0
 
 
 @pytest.mark.parametrize(

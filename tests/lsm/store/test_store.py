@@ -409,3 +409,13 @@ def test_reading_looks_for_new_epochs_as_often_with_many_shards_as_with_one(
         assert reader.read("x").num_rows == shards
         looks.append(len(refreshed))
     assert looks[0] == looks[1]
+
+
+def test_an_unknown_stage_is_told_those_that_somebody_named(open_store: OpenStore) -> None:
+    """A view is made of dozens of stages, among which its name would not be found."""
+    store = open_store()
+    for stage in ("totals", "where-9defb9271a", "join-2febb9cc92__left"):
+        store.append(stage, t=0, rows=pa.table({"k": [1]}), key=["k"])
+    store.seal(0)
+    with pytest.raises(nosync.UnknownStageError, match=r"recorded stages: totals \(did you mean 'totals'\?\)"):
+        store.read("total")
