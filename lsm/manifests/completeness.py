@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, TraceId
 from nosync.lsm.model.timestamp import Epoch, end_of, epoch_of
@@ -31,17 +31,14 @@ class MissingLayer:
     timeline: str
 
 
-def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[MissingLayer]:
-    """Returns the layers that manifests of a branch list and that no file covers; inputs that the safe point has passed
-    may be gone.
-    """
-    until = releasable_until(timelines, safe)
+def lost(timelines: Timelines, directory: LayerDirectory, released: Released, branch: str = MAIN) -> list[MissingLayer]:
+    """Returns the layers that manifests of a branch list and that no file covers; inputs that were released may be gone."""
     presence = Presence(directory.descriptions)
     return [
         MissingLayer(entry, manifest.t, manifest.timeline)
-        for manifest in to_look_at(timelines.manifests(branch), until, presence.listed)
+        for manifest in to_look_at(timelines.manifests(branch), released, presence.listed)
         for entry in manifest.entries
-        if not is_released(manifest, entry, until) and not presence.has(entry.id)
+        if not released.may_lack(manifest, entry) and not presence.has(entry.id)
     ]
 
 
@@ -64,18 +61,17 @@ def safe_from(
 
 
 def to_look_at(
-    sealed: ManifestLog, released_until: int, held: Callable[[TraceId], Iterable[Description]]
+    sealed: ManifestLog, released: Released, held: Callable[[TraceId], Iterable[Description]]
 ) -> Iterator[Manifest]:
     """Yields all manifests but those of runs of which nothing can be missing, because merged layers stand for all that
     they list.
 
-    `released_until`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are
-    there.
+    `released`: which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
     """
     for piece in sealed.pieces():
         if isinstance(piece, Manifest):
             yield piece
-        elif not is_whole(piece, released_until, held):
+        elif not is_whole(piece, released.until_of(piece.timeline), held):
             yield from sealed.of_run(piece)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
-from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Content, Manifest
+from nosync.lsm.manifests.released_inputs import Released, read_released
 from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.node.durable_layers import DurableLayers
@@ -20,6 +20,7 @@ from nosync.lsm.node.manifest_checks import ManifestChecks
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
@@ -31,6 +32,7 @@ class Epochs:
 
     def __init__(
         self,
+        directory: LayerDirectory,
         sealer: Sealer,
         times: SealTimes,
         layers: DurableLayers,
@@ -40,6 +42,7 @@ class Epochs:
         checks: ManifestChecks,
         problems: MutableMapping[str, str],
     ) -> None:
+        self._directory = directory
         self._sealer, self._timelines, self._layers, self._queue = sealer, sealer.timelines, layers, queue
         self._times = times
         self._small, self._safe_points, self._checks, self._problems = small, safe_points, checks, problems
@@ -120,15 +123,16 @@ class Epochs:
     def lost(self, branch: str) -> list[MissingLayer]:
         """Returns the layers that manifests of a branch list and no file holds, by epoch."""
         found: list[MissingLayer] = []
-        until = releasable_until(self._timelines, self._safe_points.point())
+        lines = read_released(self._directory.root, self._directory.env)
+        released = Released.now(self._timelines, self._safe_points.point(), lines)
         held = self._layers.by_trace()
-        for manifest in to_look_at(self._timelines.manifests(branch), until, lambda trace: held.get(trace, ())):
+        for manifest in to_look_at(self._timelines.manifests(branch), released, lambda trace: held.get(trace, ())):
             with self._layers.lock:
                 waiting = self._queue.waiting()
             found += [
                 MissingLayer(e, manifest.t, manifest.timeline)
                 for e in manifest.entries
-                if not self._safe_points.is_durable(e) and e.id not in waiting and not is_released(manifest, e, until)
+                if not self._safe_points.is_durable(e) and e.id not in waiting and not released.may_lack(manifest, e)
             ]
         return found
 

@@ -10,10 +10,8 @@ Invariants
 from __future__ import annotations
 
 import itertools
-import logging
 from pathlib import Path
 
-from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import (
     NOTHING,
@@ -23,22 +21,18 @@ from nosync.lsm.manifests.input_policy import (
     releasable_until,
 )
 from nosync.lsm.manifests.manifest import DISK, WAITS_FOR_REMOTE
+from nosync.lsm.manifests.released_inputs import read_released, write_released
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
-from nosync.lsm.model.layer import LayerId, check_name
+from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.durable_layers import DurableLayers
 from nosync.lsm.node.garbage import Garbage
 from nosync.lsm.node.remotes import Remotes
 from nosync.lsm.node.safe_point import SafePoint
-from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
-from nosync.lsm.platform.layout import RELEASED
-from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
-
-log = logging.getLogger("nosync")
 
 _AGAIN_S, _LOOK_FOR_SAFE_S = 2.0, 0.5
 
@@ -61,12 +55,16 @@ class InputRelease:
         self._directory, self._env, self._layers, self._timelines = directory, directory.env, layers, timelines
         self._safe_points, self._announcer, self._garbage = safe_points, announcer, garbage
         self._remotes, self._waits_for_others = remotes, replicated
-        self._done = self._tried = NOTHING
+        self._line, self._done, self._tried = "", NOTHING, NOTHING
         self._again_s = 0.0
 
     def wait(self) -> bool:
         """Returns whether there are inputs that go when they are safe."""
-        last = self._timelines.last_sealed()
+        line, last = self._timelines.timeline(MAIN).id, self._timelines.last_sealed()
+        if (
+            line != self._line
+        ):  # what was done for another one, before a rewind or a promotion, says nothing of this one
+            self._line, self._done, self._tried = line, NOTHING, NOTHING
         return last is not None and last > self._done and bool(policies(self._timelines.manifest(last)))
 
     def idle_at_most_s(self, idle_s: float) -> float:
@@ -118,32 +116,19 @@ class InputRelease:
         return record is not None and self._announcer.peers.has_earlier_replica(record)
 
     def _remember(self, until: Epoch) -> None:
-        root = self._directory.root
-        replace_small(root, root / RELEASED, {"line": self._timelines.timeline(MAIN).id, "safe": until}, self._env)
+        root, line = self._directory.root, self._timelines.timeline(MAIN).id
+        write_released(root, {**read_released(root, self._env), line: until}, line, self._env)
 
     def take_back(self, until: Epoch) -> None:
         """Epochs after this one were discarded, for others that are not safe yet: their inputs are needed."""
         self._done, self._tried = min(self._done, until), min(self._tried, until)
-        root = self._directory.root
-        if any(int(safe) > until for safe in announced_safe_points(root, self._env).values()):
-            if until > NOTHING:
-                self._remember(until)
-            else:
-                with storage_errors("remove", root / RELEASED):
-                    self._env.unlink(root / RELEASED)
-                    self._env.sync_dir(root)
+        line = self._timelines.timeline(MAIN).id
+        if read_released(self._directory.root, self._env).get(line, NOTHING) > until:
+            self._remember(until)
 
 
 def announced_safe_points(root: Path, env: Env) -> dict[str, str]:
-    """Returns, for a catalog that is made anew, the safe point up to which inputs were released; nothing where none
+    """Returns, for a catalog that is made anew, the safe points up to which inputs were released; nothing where none
     were.
     """
-    path = root / RELEASED
-    try:
-        fields = read_small(path, env)
-        with parsed("what inputs were released", str(path)):
-            return {SAFE_META + check_name(fields["line"], "timeline name"): str(whole_number(fields["safe"], "safe"))}
-    except (CorruptionError, StorageError) as error:
-        if path.exists():
-            log.warning("%s", error)
-        return {}
+    return {SAFE_META + line: str(safe) for line, safe in read_released(root, env).items()}

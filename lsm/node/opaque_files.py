@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path, PurePosixPath
 
 from blake3 import blake3
@@ -65,7 +65,7 @@ class OpaqueFiles:
         self._catalog, self._catalog_lock = catalog, catalog_lock
         self._announcer, self._problems, self._wake = announcer, problems, wake
         self._lock = threading.Lock()
-        self._records = {record.path: record for record in _recorded(catalog)}
+        self._records = {record.path: record for record in recorded_in(catalog.metas(OPAQUE_META))}
         self._waiting: dict[PurePosixPath, OpaqueRecord | None] = {}
         self._suspects: dict[PurePosixPath, None] = {}
         self._doubtful: set[PurePosixPath] = set()  # their fsync failed
@@ -268,8 +268,9 @@ class OpaqueFiles:
             self._catalog.remember({}, forget=[OPAQUE_META + str(path) for path in paths])
 
 
-def _recorded(catalog: Catalog) -> Iterator[OpaqueRecord]:
-    """Yields what the catalog says of the files that were durable."""
-    for name, value in catalog.metas(OPAQUE_META).items():
-        digest, _, size_bytes = value.partition(" ")
-        yield OpaqueRecord(PurePosixPath(name.removeprefix(OPAQUE_META)), digest, int(size_bytes))
+def recorded_in(metas: Mapping[str, str]) -> Iterator[OpaqueRecord]:
+    """Yields what a catalog says of the files that were durable."""
+    for name, value in metas.items():
+        if name.startswith(OPAQUE_META):
+            digest, _, size_bytes = value.partition(" ")
+            yield OpaqueRecord(PurePosixPath(name.removeprefix(OPAQUE_META)), digest, int(size_bytes))

@@ -97,7 +97,7 @@ class NodeParts:
         self.rechecks = Rechecks(directory, layers, bad, self.discards, announcer, problems)
         self.checks = ManifestChecks(directory, timelines, files.remembered, safe, problems)
         self.times = times = SealTimes(directory.root, env, settings.archive_epochs or ARCHIVE_EPOCHS)
-        self.epochs = Epochs(self.sealer, times, layers, queue, small, safe, self.checks, problems)
+        self.epochs = Epochs(directory, self.sealer, times, layers, queue, small, safe, self.checks, problems)
         self.archiving = archiving = Archiving(
             directory, settings.archive_epochs, own, timelines, times, safe, small, files, bad, announcer, problems
         )

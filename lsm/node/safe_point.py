@@ -164,8 +164,18 @@ def safe_point_on_disk(timelines: Timelines, root: Path) -> Epoch | None:
         Announcer(replicated=False),
         replicated=False,
     )
-    announced = catalog_metas(root).get(SAFE_META + timelines.timeline().id, "-1")
-    return safety.last_safe(MAIN, timelines.manifests(), Epoch(int(announced)), NOTHING)
+    told = {name.removeprefix(SAFE_META): t for name, t in catalog_metas(root).items() if name.startswith(SAFE_META)}
+    announced = announced_on(timelines, timelines.timeline().id, {name: Epoch(int(t)) for name, t in told.items()})
+    return safety.last_safe(MAIN, timelines.manifests(), announced, NOTHING)
+
+
+def announced_on(timelines: Timelines, timeline: str, announced: Mapping[str, Epoch]) -> Epoch:
+    """Returns the safe point that holds for a timeline whatever happens: what was told of it, or of those that it left up to
+    there, as a rewind, a promotion or an upgrade leaves one.
+    """
+    left = timelines.refs.left(timeline) if timeline in timelines.refs.timelines else {timeline: None}
+    told = ((announced.get(one, NOTHING), end) for one, end in left.items())
+    return max((t if end is None else min(t, end) for t, end in told), default=NOTHING)
 
 
 class SafePoint:
@@ -261,7 +271,7 @@ class SafePoint:
 
     def _announced(self, timeline: str) -> Epoch:
         if timeline not in self._written:
-            self._written[timeline] = self._before.get(timeline, Epoch(-1))
+            self._written[timeline] = announced_on(self._timelines, timeline, self._before | self._written)
         return self._written[timeline]
 
     def is_durable(self, entry: Entry) -> bool:

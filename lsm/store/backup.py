@@ -25,12 +25,13 @@ from nosync.lsm.facts.pins import Pins
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
+from nosync.lsm.manifests.released_inputs import Released, read_released, write_released
+from nosync.lsm.manifests.remembered import catalog_metas
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
-from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.model.timestamp import Time
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
-from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
-from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
+from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER
 from nosync.lsm.platform.opaque import checkpoint_of, files_below
 from nosync.lsm.platform.store_marker import make_subdirectories, read_marker, write_marker
 from nosync.lsm.store.verify import VerifyReport, verify_directory
@@ -87,11 +88,11 @@ def _copy_whole(root: Path, copy: _Copy, env: Env) -> VerifyReport:
         )
     copy.write_released()
     copy.sync()
-    report = verify_directory(copy.target)  # but for the marker
+    report = verify_directory(copy.target, metas=catalog_metas(root))  # but for the marker
     errors = tuple(error for error in report.errors if MARKER not in error)
     if errors:
         raise CorruptionError(f"{target}: the copy is not whole: {'; '.join(errors[:3])}")
-    return VerifyReport(report.layers, report.manifests, report.bytes, ())
+    return VerifyReport(report.layers, report.manifests, report.bytes, (), report.checkpoint_files)
 
 
 def _empty(target: Path, *, keeps_it: bool) -> None:
@@ -184,38 +185,26 @@ class _Copy:
         problem = log_problem(timelines, root, self._env)
         if problem is not None:
             return problem
-        safe = self._released()
+        released = Released.now(timelines, None, read_released(self._source.root, self._env))
         for name in timelines.refs.names:
             for text in lost_manifests(timelines, name, None).values():
                 return text
-            for one in lost(timelines, self.target, safe, name):
+            for one in lost(timelines, self.target, released, name):
                 return f"{one.entry.id} is missing"
         pins = [pin.t for pin in Pins(root, self._env).by_name().values()]
         later = inferred(timelines, self.target.layer_ids(), pins, {})
         return next((f"timeline {name} goes on to epoch {kept.last}" for name, kept in later.items()), None)
 
-    def _released(self) -> Epoch | None:
-        """Returns up to which epoch inputs may have been released."""
-        timelines = Timelines(self.target.root, self._env)
-        last = timelines.last_sealed()
-        path = self._source.root / RELEASED
-        if last is None or not path.exists():
-            return None
-        fields = read_small(path, self._env)
-        return (
-            min(last, Epoch(whole_number(fields["safe"], "safe")))
-            if fields["line"] == timelines.timeline(MAIN).id
-            else None
-        )
-
     def write_released(self) -> None:
         """Writes up to where inputs were released. The file is not copied: the original may have gone on since its
         manifests were.
         """
-        until = self._released()
-        if until is not None:
-            timeline = Timelines(self.target.root, self._env).timeline(MAIN).id
-            replace_small(self.target.root, self.target.root / RELEASED, {"line": timeline, "safe": until}, self._env)
+        timelines = Timelines(self.target.root, self._env)
+        main, last = timelines.timeline(MAIN).id, timelines.last_sealed()
+        went = Released.now(timelines, None, read_released(self._source.root, self._env)).went
+        ends = {line: timelines.of_timeline(line).last for line in went}
+        lines = {line: min(until, end) for line, until in went.items() if (end := ends[line]) is not None}
+        write_released(self.target.root, lines if last is not None else {}, main, self._env)
 
     def sync(self) -> None:
         with storage_errors("sync", self.target.root):

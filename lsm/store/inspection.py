@@ -13,6 +13,7 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import log_problem, lost_manifests
+from nosync.lsm.manifests.released_inputs import Released, read_released
 from nosync.lsm.manifests.remembered import Remembered, recalled
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
@@ -230,12 +231,13 @@ def holes(directory: LayerDirectory, remembered: Remembered | None, safe_point: 
     safe = None
     with contextlib.suppress(CorruptionError):  # of a manifest that cannot be read, which has been told of
         safe = safe_point()
+    released = Released.now(timelines, safe, read_released(root, env))
     found: dict[str, None] = {}
     for name in sorted(timelines.refs.names):
         found |= {f"branch {name}: {text}": None for text in lost_manifests(timelines, name, None).values()}
         # What branches share is told of once.
         found |= {
             f"{one.entry.id}: is gone; recover() computes it again": None
-            for one in lost(timelines, directory, safe, name)
+            for one in lost(timelines, directory, released, name)
         }
     return list(found)

@@ -27,6 +27,7 @@ from nosync.lsm.manifests.branches import MAIN, name_of_kept, not_as_far
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Manifest, digest_listed
+from nosync.lsm.manifests.released_inputs import Released, read_released
 from nosync.lsm.manifests.remembered import Remembered
 from nosync.lsm.model.layer import Description, LayerId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack
@@ -269,7 +270,7 @@ class Store(StoreReader):
         `untrusted`: it is a store of somebody else. Its catalog, which RocksDB would read, is left alone, so what is
         missing at the end of a log is not noticed.
         """
-        report = verify_directory(self.directory, progress)
+        report = verify_directory(self.directory, progress, {} if untrusted else None)
         node, safe = self._node, (lambda: None) if untrusted else self._safe_point_now
         remembered = Remembered() if untrusted else None if node is None else node.timelines.remembered.copy()
         return replace(report, errors=(*report.errors, *inspection.holes(self.directory, remembered, safe)))
@@ -287,11 +288,14 @@ class Store(StoreReader):
         """Returns for each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
         return inspection.branches_of(self.directory, self._timelines(), layers)
 
+    def _released(self, safe: int | None) -> Released:
+        return Released.now(self._timelines(), safe, read_released(self.directory.root, self.directory.env))
+
     def status(self) -> StoreStatus:
         node, layers, safe = self._node, self.layers(), self._safe_point_now()
         problems, missing = {}, None
         try:
-            missing = len(self.missing() if node else lost(self._timelines(), self.directory, safe))
+            missing = len(self.missing() if node else lost(self._timelines(), self.directory, self._released(safe)))
         except NosyncError as error:
             problems["what is missing"] = f"cannot be said: {error}"
         timelines = self._timelines()

@@ -6,15 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from blake3 import blake3
+
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import missing_entry, read_refs
 from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
+from nosync.lsm.manifests.remembered import catalog_metas
 from nosync.lsm.model.layer import SUFFIX, Digest, LayerId, parse_path
 from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.node.opaque_files import recorded_in
+from nosync.lsm.platform.env import storage_error
 from nosync.lsm.platform.json_file import read_small
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
+from nosync.lsm.platform.opaque import OpaqueRecord
 from nosync.lsm.platform.store_marker import read_marker
 from nosync.lsm.trace.directory import LayerDirectory
 
@@ -27,14 +33,21 @@ class VerifyReport:
     manifests: int
     bytes: int
     errors: tuple[str, ...]
+    checkpoint_files: int = 0
 
     @property
     def ok(self) -> bool:
         return not self.errors
 
 
-def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-    """`progress(done, of)` is called after each layer."""
+def verify_directory(
+    directory: LayerDirectory,
+    progress: Callable[[int, int], None] | None = None,
+    metas: Mapping[str, str] | None = None,
+) -> VerifyReport:
+    """`progress(done, of)` is called after each layer. `metas`: what a catalog says of the files of kept checkpoints, which
+    alone says their digests; None: that of the directory.
+    """
     env, root = directory.env, directory.root
     paths = sorted(path for path in (root / LAYERS).rglob("*") if path.suffix == SUFFIX or not path.is_dir())
     errors: list[str] = []
@@ -66,7 +79,36 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         read_marker(root, env)
     except NosyncError as error:
         errors.append(str(error))
-    return VerifyReport(len(found), manifests, size, tuple(errors))
+    kept, wrong = _verify_checkpoints(directory, catalog_metas(root) if metas is None else metas, is_own=metas is None)
+    return VerifyReport(len(found), manifests, size, (*errors, *wrong), kept)
+
+
+def _verify_checkpoints(directory: LayerDirectory, metas: Mapping[str, str], *, is_own: bool) -> tuple[int, list[str]]:
+    """Returns how many files of kept checkpoints are whole, and what is wrong with others. `is_own`: the catalog is that of
+    the directory, so that what it has is there.
+    """
+    root, env = directory.root, directory.env
+    whole, gone, errors = 0, list[OpaqueRecord](), list[str]()
+    for record in recorded_in(metas):
+        try:
+            digest = blake3(memoryview(env.map(root / record.path))).hexdigest()
+        except FileNotFoundError:
+            gone.append(record)
+            continue
+        except OSError as error:
+            errors.append(str(storage_error("read", root / record.path, error)))
+            continue
+        whole += digest == record.digest
+        if digest != record.digest:
+            errors.append(
+                f"{root / record.path}: has digest {digest[:16]}, and had {record.digest[:16]} when it became durable: remove "
+                "it, and peers that hold it send it again, or take it from a backup"
+            )
+    still = {record.path for record in recorded_in(catalog_metas(root))} if gone and is_own else set()
+    errors += [
+        f"{root / record.path}: is gone" for record in gone if record.path in still
+    ]  # others nobody needs by now
+    return whole, errors
 
 
 def _verify_manifests(directory: LayerDirectory, found: Mapping[LayerId, Digest]) -> tuple[int, list[str]]:

@@ -202,7 +202,10 @@ def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) 
     if as_json:
         print_json(dataclasses.asdict(report) | {"layers_in_bucket": away} | ({} if done is None else {"repair": done}))
     else:
-        out.print(f"{report.layers} layers ({size_text(report.bytes)}) and {report.manifests} manifests are whole")
+        kept = f", and {report.checkpoint_files} files of kept checkpoints" if report.checkpoint_files else ""
+        out.print(
+            f"{report.layers} layers ({size_text(report.bytes)}) and {report.manifests} manifests are whole{kept}"
+        )
         if away:
             out.print(
                 f"{away} layers are still in the bucket, and were not looked at: nosync restore URL {escape(str(path))}"

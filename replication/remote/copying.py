@@ -9,12 +9,14 @@ from pathlib import Path
 
 from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fence import RemoteTakenError, claim_store
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
@@ -51,6 +53,15 @@ def _collect(uploader: Uploader, collector: Collector, env: Env) -> None:
         log.warning("what is not needed any more is not deleted: %s", error)
 
 
+def _behind(timelines: Timelines, reached: Reached) -> str | None:
+    """Returns what to say of a branch of which not all that is sealed is in the bucket; None where there is none."""
+    for branch in (MAIN, *sorted({*timelines.refs.names} - {MAIN})):
+        safe, last = remotely_safe(timelines, reached, branch), timelines.last_sealed(branch)
+        if safe != last:
+            return f"branch {branch} was copied up to epoch {safe}, and is sealed up to {last}"
+    return None
+
+
 def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> CopyReport:
     """Puts what the store in `root` has and the bucket lacks. The store may be in use.
 
@@ -67,17 +78,18 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     uploader.move(collector.sparse(writer, settings.flush_bytes))
     for _ in range(_MOST_PASSES):  # what a pass lists may be merged away before it is read
         uploader.push_all()
-        epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
-        if epoch == last or uploader.damaged:
+        epoch = remotely_safe(source.timelines, writer.acknowledged)
+        behind = _behind(source.timelines, writer.acknowledged)
+        if behind is None or uploader.damaged:
             break
         source = DirectorySource(root)
         uploader = Uploader(source, writer, settings)
     _collect(uploader, collector, env)
-    if epoch != last:
+    if behind is not None:
         why = next(
             iter(uploader.damaged.values()),
             f"either it seals and merges faster than it can be copied (say it again, or keep more with retain=), or `nosync "
             f"verify {root}` says what is wrong",
         )
-        raise CorruptionError(f"{root} was copied up to epoch {epoch}, and is sealed up to {last}: {why}")
+        raise CorruptionError(f"{root}: {behind}: {why}")
     return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs)

@@ -17,9 +17,10 @@ from pathlib import PurePosixPath
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN, Refs
 from nosync.lsm.manifests.completeness import is_whole, safe_from
-from nosync.lsm.manifests.input_policy import is_released, releasable_until
+from nosync.lsm.manifests.input_policy import policies
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import counting
 from nosync.lsm.model.layer import Description, LayerId, TraceId
@@ -44,13 +45,13 @@ class Reach:
         """Something was dropped or replaced, so all is looked at again."""
         self._known.clear()
 
-    def of(self, held: Inventory | Together, before: Reached, safe: int | None) -> Reached:
-        """Returns up to where all is held. `safe`: the local safe point of main, up to which inputs may be gone."""
+    def of(self, held: Inventory | Together, before: Reached, released: Released) -> Reached:
+        """Returns up to where all is held. `released`: which inputs may be gone here."""
         refs = self._timelines.refs
         entries = (PurePosixPath(f"{BRANCHES}/{n}.json") for n in range(1, refs.entries + 1))
         if not all(_has_file(held, path, self._digest_of) for path in entries):
             return before
-        look = _Look(held, self._timelines, self._digest_of, releasable_until(self._timelines, safe))
+        look = _Look(held, self._timelines, self._digest_of, released)
         epochs: dict[str, int] = {}
         for branch in (MAIN, *sorted(set(refs.names) - {MAIN})):
             log = self._timelines.manifests(branch)
@@ -75,7 +76,7 @@ class _Look:
         held: Inventory | Together,
         timelines: Timelines,
         digest_of: Callable[[PurePosixPath], str | None],
-        released: Epoch,
+        released: Released,
     ) -> None:
         self._held, self._timelines, self._digest_of, self._released = held, timelines, digest_of, released
 
@@ -92,7 +93,7 @@ class _Look:
         archive = self._timelines.of_timeline(run.timeline).archive_at(run.first)
         if archive is None or not _has_file(self._held, archive.path, self._digest_of):
             return False
-        return is_whole(run.required(), self._released, self._descriptions)
+        return is_whole(run.required(), self._released.until_of(run.timeline), self._descriptions)
 
     def _descriptions(self, trace: TraceId) -> Collection[Description]:
         return self._held.layers(str(trace.directory)).keys()
@@ -101,20 +102,20 @@ class _Look:
         if not _has_file(self._held, manifest.path, self._digest_of):
             return False
         return all(
-            self._has(entry)
+            self._has(manifest, entry)
             for entry in manifest.entries
-            if entry.copies and not is_released(manifest, entry, self._released)
+            if entry.copies and not self._released.may_lack(manifest, entry)
         )
 
-    def _has(self, entry: Entry) -> bool:
-        return self._held.holds(FileName.of_layer(entry.id), entry.digest) and self._has_before(entry)
+    def _has(self, manifest: Manifest, entry: Entry) -> bool:
+        return self._held.holds(FileName.of_layer(entry.id), entry.digest) and self._has_before(manifest, entry)
 
-    def _has_before(self, entry: Entry) -> bool:
+    def _has_before(self, manifest: Manifest, entry: Entry) -> bool:
         """Returns whether the trace is there from its origin on: rows that were appended before the first epoch was
-        sealed are listed by no manifest.
+        sealed are listed by no manifest. Inputs that were released need not be.
         """
         lower = entry.id.description.lower
-        if entry.id.trace.shard.count or entry.origin >= lower:
+        if entry.id.trace.shard.count or entry.origin >= lower or entry.id.trace.stage in policies(manifest):
             return True
         before = FileName.of_layer(LayerId(entry.id.trace, Description(entry.origin, lower)))
         return before in self._held or self._held.holds(before, "")

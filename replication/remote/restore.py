@@ -27,6 +27,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.input_policy import policies
 from nosync.lsm.manifests.lost_ends import log_problem
+from nosync.lsm.manifests.released_inputs import Released, write_released
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.timestamp import Epoch, epoch_of, pack
 from nosync.lsm.platform.env import Env, storage_errors
@@ -39,7 +40,6 @@ from nosync.lsm.platform.layout import (
     MARKER,
     PINS,
     REGISTERS,
-    RELEASED,
     RESTORING,
     SINKS,
     STUBS,
@@ -356,7 +356,9 @@ class _Restore:
         directory = LayerDirectory(self._target, self._view.marker.key_groups, env)
         for branch in timelines.refs.names:
             last = timelines.last_sealed(branch)
-            for one in lost(timelines, directory, last, branch):
+            # Of inputs that may be released the bucket has what was there: what was not, no state has to be computed from.
+            released = Released(Epoch(-1 if last is None else last), {})
+            for one in lost(timelines, directory, released, branch):
                 raise RemoteError(f"{self._bucket.url} is not whole: {one.entry.id} of epoch {one.t} is missing")
             if last is not None:  # earlier versions dropped what served the epoch that they said
                 for trace in merged_past(timelines, branch, last, directory.descriptions):
@@ -366,11 +368,14 @@ class _Restore:
                     )
 
     def _write_released(self, timelines: Timelines) -> None:
-        """Says that inputs up to the newest epoch may be gone, where their sources' policies say so."""
-        last = timelines.last_sealed()
-        if last is not None and policies(timelines.manifest(last)):
-            fields = {"line": timelines.timeline(MAIN).id, "safe": Epoch(last)}
-            replace_small(self._target, self._target / RELEASED, fields, self._env)
+        """Says that inputs up to the newest epochs may be gone, where their sources' policies say so."""
+        lasts = {name: timelines.last_sealed(name) for name in timelines.refs.names}
+        lines = {
+            timelines.timeline(name).id: last
+            for name, last in lasts.items()
+            if last is not None and policies(timelines.manifest(last, name))
+        }
+        write_released(self._target, lines, timelines.timeline(MAIN).id, self._env)
 
     def _sync(self) -> None:
         with storage_errors("sync", self._target):

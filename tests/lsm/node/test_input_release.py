@@ -14,6 +14,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, parse_p
 from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.node.node import Node
 from nosync.lsm.store.backup import backup
+from nosync.lsm.store.direct import raw_fingerprint
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 
@@ -24,7 +25,8 @@ def run(store: nosync.Store, t: int, policy: str = "drop") -> None:
     """An epoch of a source and of what is computed from it."""
     store.append("rows", t=t, rows=pa.table({"v": [t, t]}), key=[])
     store.append("sums", t=t, rows=pa.table({"k": [1, 2], "v": [t, -t]}), key=["k"])
-    ids = [LayerId(TraceId(stage, "raw", Shard(0)), Description.of_epoch(t)) for stage in STAGES]
+    fingerprint = raw_fingerprint(node_of(store).timelines.timeline("main"))
+    ids = [LayerId(TraceId(stage, fingerprint, Shard(0)), Description.of_epoch(t)) for stage in STAGES]
     meta = {"at_safe_point": {"rows": policy}} if policy != "keep" else {}
     store.node.seal(t, ids, meta=meta)
 

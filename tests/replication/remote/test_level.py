@@ -16,6 +16,7 @@ from nosync.lsm.platform.store_marker import read_marker
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.level import RemoteLevel
 from nosync.replication.remote.log import read_log
 from nosync.replication.remote.names import position_of
 from nosync.replication.remote.reach import remotely_safe
@@ -461,3 +462,20 @@ def test_names_in_the_log_are_in_order(open_store: OpenStore) -> None:
     assert positions == sorted(positions)  # type: ignore[type-var]
     assert len(set(positions)) == 12
     assert issubclass(UnavailableError, RemoteError)
+
+
+def test_closing_while_the_object_store_is_away_waits_in_peace(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asked as fast as it could, and logged each answer, for each says how long it took."""
+    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:9", "REGION": "us-east-1", "SECRET_ACCESS_KEY": "x"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    store = open_store(remote=nosync.RemoteSettings("s3://bucket/prefix", close_s=2.0))
+    epochs(store, range(2))
+    steps = list[int]()
+    step = RemoteLevel._step
+    monkeypatch.setattr(RemoteLevel, "_step", lambda self, **how: (steps.append(1), step(self, **how))[1])
+    store.close()
+    assert len(steps) < 100
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) < 10

@@ -9,12 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.released_inputs import Released
+from nosync.lsm.model.timestamp import Epoch
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.reach import Reach, remotely_safe
 from tests.conftest import OpenStore
 from tests.helpers.remotes import QUIET, epochs
+
+NOTHING_WENT = Released(Epoch(-1), {})
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def test_an_epoch_is_safe_when_all_that_it_lists_is_there(
         if name not in missing
     )
     before = Reached({"before": 1}, 0)
-    found = Reach(timelines, lambda path: "small").of(held, before, None)
+    found = Reach(timelines, lambda path: "small").of(held, before, NOTHING_WENT)
     safe = {branch: oracle(timelines, branch, missing | other) for branch in timelines.refs.names}
     if "branches/1.json" in missing or safe[MAIN] < 2:
         assert found == before
@@ -77,7 +81,7 @@ def test_merged_layers_and_archives_stand_for_what_they_replaced(open_store: Ope
     versions = [FileVersion(FileName(name), "small", 1) for name in names]
     versions += [FileVersion(FileName.of_layer(record.id), record.digest, 1) for record in node.durable_records()]  # type: ignore[attr-defined]
     reach = Reach(node.timelines, lambda path: None)
-    assert reach.of(Inventory(versions), Reached(), None) == Reached({"main": 11}, 0)
+    assert reach.of(Inventory(versions), Reached(), NOTHING_WENT) == Reached({"main": 11}, 0)
     archive = next(name for name in names if "-" in PurePosixPath(name).name)
     without = Inventory(version for version in versions if version.name != archive)
-    assert Reach(node.timelines, lambda path: None).of(without, Reached(), None).epochs.get("main", -1) < 4
+    assert Reach(node.timelines, lambda path: None).of(without, Reached(), NOTHING_WENT).epochs.get("main", -1) < 4
