@@ -33,7 +33,7 @@ from nosync.job.flow_versions import FlowVersions
 from nosync.job.meanings import recorded_aggregates, recorded_times
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
-from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, NosyncError
+from nosync.lsm.errors import CompactedError, FlowError, HoleError, InvalidInputError, NosyncError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.manifests.branches import MAIN, SAME_CODE
 from nosync.lsm.manifests.manifest import Manifest
@@ -215,12 +215,22 @@ class Upgrade:
         have another type.
         """
         found: dict[str, tuple[str, ...]] = {}
-        now = {stage.name: stage.schema for stage in self._versions.flow.sources}
-        for name, schema in now.items():
+        for source in self._versions.flow.sources:
+            name = source.name
             if name not in traces:
                 continue  # it is new: the epochs before had no rows of it
-            _, before = recorded_schema(traces[name], self._store.directory)
-            found[name] = added_columns(name, before, schema)
+            try:
+                _, before = recorded_schema(traces[name], self._store.directory)
+            except HoleError:
+                if source.fingerprint != traces[name].fingerprint:
+                    raise FlowError(
+                        f"source {name}: its columns are not those that are recorded, or were added by an upgrade, and all of "
+                        "its rows were released (at_safe_point), so nothing says which are new: run an epoch with the code as "
+                        "it was, and upgrade right after it"
+                    ) from None
+                found[name] = ()
+                continue
+            found[name] = added_columns(name, before, source.schema)
         return found
 
     def _free_name(self, wanted: str) -> str:
