@@ -26,7 +26,8 @@ from nosync.cli import (
 )
 from nosync.cli.app import cli
 from nosync.cli.console import fail, log_to_stderr
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import CorruptionError, NosyncError
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.lsm.visible import visible
 
 __all__ = [
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=None if arguments is None else list(arguments), prog_name="nosync", standalone_mode=False)
     except NosyncError as error:
-        fail(str(error), 1)
+        fail(f"{error}{_what_to_do(error)}", 1)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -72,3 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:
         fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1)
+
+
+def _what_to_do(error: NosyncError) -> str:
+    """Returns what to add to an error of a command that only reads: it may not set a damaged manifest aside."""
+    if not isinstance(error, CorruptionError) or f"/{MANIFESTS}/" not in str(error):
+        return ""
+    return "; opened for writing (a job, or `nosync compact STORE`), the store sets it aside, and `nosync status` says what then"

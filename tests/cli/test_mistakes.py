@@ -144,3 +144,21 @@ def test_a_page_takes_the_place_of_a_page_alone(path: Path, capsys: pytest.Captu
         code, out, said = run(capsys, "diff", "s", "counts", "main", "b", "--html", "page.html", "--json")
         assert code == 0, said
     assert json.loads(out)["bytes"] == (path.parent / "page.html").stat().st_size
+
+
+def test_a_damaged_manifest_comes_with_a_remedy_that_works(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What only reads may not set it aside."""
+    manifest = path / "manifests/main/2.json"
+    data = bytearray(manifest.read_bytes())
+    data[len(data) // 2] ^= 4
+    manifest.unlink()
+    manifest.write_bytes(data)
+    for command in (["status", "s"], ["get", "s", "counts", "--as-of", "1"]):
+        code, _, said = run(capsys, *command)
+        assert code == 1
+        assert "opened for writing (a job, or `nosync compact STORE`), the store sets it aside" in " ".join(
+            said.split()
+        )
+    assert run(capsys, "compact", "s")[0] == 0
+    assert run(capsys, "get", "s", "counts", "--as-of", "1")[0] == 0
+    assert "advance(2) with the same rows" in " ".join(run(capsys, "status", "s")[2].split())
