@@ -177,8 +177,8 @@ class _Binder:
             if _has_map(column.type):
                 raise SchemaError(
                     f"source {stage.name}: column {column.name!r} is {column.type}, whose rows Spark can neither "
-                    "compare nor "
-                    "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
+                    "compare nor hash: give it as array<struct<key, value>>, as map_entries(column) has it; in a pipelines "
+                    "project, read it with a schema that leaves the column out, or has it as a string"
                 )
         options = TableOptions(stage.arguments.table) if isinstance(stage.arguments, TableArguments) else NO_OPTIONS
         described = str(self._bindings.declared(stage)) + self._bindings.named(stage.name) + self._salt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,8 @@ _KINDS = {
     TemporaryView: TEMPORARY_VIEW,
     Sink: SINK,
 }
+_MOST_SHOWN = 40
+"""Characters of a statement."""
 _LAYOUT = ("partition_cols", "cluster_by", "format", "table_properties")
 """How Spark would lay out a dataset's files."""
 
@@ -181,12 +184,13 @@ class Definitions(GraphElementRegistry):
         except PySparkException as error:
             raise InvalidInputError(f"{shown}: {first_line(error)}") from None
         for one in statements:
-            line = found(one.queryOrigin().line())
-            self._statement(one.plan(), f"{shown}:{1 if line is None else line}")
+            line = found(one.queryOrigin().line()) or 1
+            self._statement(one.plan(), f"{shown}:{line}", sql_text.splitlines()[line - 1].strip()[:_MOST_SHOWN])
 
     # --- SQL ----------------------------------------------------------------------------------------------------------
 
-    def _statement(self, plan: Node, where: str) -> None:
+    def _statement(self, plan: Node, where: str, said: str) -> None:
+        """`said`: how the statement begins."""
         kind = kind_of(plan)
         if kind == "SetCommand":
             raise FlowError(
@@ -213,7 +217,7 @@ class Definitions(GraphElementRegistry):
             self._flow(plan, where)
         else:
             raise FlowError(
-                f"{where}: {kind} defines no dataset: expected CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, "
+                f"{where}: {said!r} defines no dataset: expected CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, "
                 "CREATE TEMPORARY VIEW or CREATE FLOW"
             )
 
@@ -272,7 +276,8 @@ class Definitions(GraphElementRegistry):
         except (FlowError, InvalidInputError):
             raise
         except Exception as error:
-            raise InvalidInputError(f"{self._shown(file)}: {type(error).__name__}: {first_line(error)}") from error
+            where = f"{self._shown(file)}{_line_of(error, file)}"
+            raise InvalidInputError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
 
     @contextmanager
     def _in_project(self) -> Iterator[None]:
@@ -293,6 +298,14 @@ class Definitions(GraphElementRegistry):
     def _shown(self, file: Path) -> str:
         root = self._spec.root
         return str(file.relative_to(root) if file.is_relative_to(root) else file)
+
+
+def _line_of(error: Exception, file: Path) -> str:
+    """Returns the line of a file at which an error came, with a colon before it; nothing where that is not known."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f":{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return f":{lines[-1]}" if lines else ""
 
 
 def _columns_of(plan: Node) -> str | None:
