@@ -48,7 +48,8 @@ class ReplayPlan:
             return f"branch {self.branch}: nothing to replay"
         stages = ", ".join(f"{name} ({n})" for name, n in self.computed.items()) or "nothing"
         return (
-            f"branch {self.branch}: replays epochs {self.first} to {self.last}\n"
+            f"branch {self.branch}: replays {self.epochs} {'epoch' if self.epochs == 1 else 'epochs'}, "
+            f"{self.first} to {self.last}\n"
             f"  computes  {stages}\n"
             f"  shares    {sum(self.shared.values())} layers of {len(self.shared)} stages"
         )
