@@ -137,17 +137,17 @@ class TableScan(Scan):
         yield renamed(self.tables[source.name], source.schema, source.schema.names)
 
 
-def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int) -> pa.Table | None:
-    """Returns the rows of files; None where they are more than `most_rows`.
+def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int, most_bytes: int) -> pa.Table | None:
+    """Returns the rows of files; None where they are more than `most_rows`, or have more than `most_bytes` in memory.
 
     Raises ScanError where they cannot be read, or are not those any more that were looked at.
     """
-    parts, rows = [schema.empty_table()], 0
+    parts, rows, size_bytes = [schema.empty_table()], 0, 0
     try:
         for part in _parts(files, schema):
             parts.append(part)
-            rows += part.num_rows
-            if rows > most_rows:
+            rows, size_bytes = rows + part.num_rows, size_bytes + part.nbytes
+            if rows > most_rows or size_bytes > most_bytes:
                 return None
     except (OSError, pa.ArrowException) as error:
         raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error

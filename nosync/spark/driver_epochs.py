@@ -153,15 +153,14 @@ def _read(spark: SparkSession, flow: BoundFlow, files: Mapping[str, SourceFiles]
     size_bytes = sum(of_source.size_bytes for of_source in files.values())
     if size_bytes > most_bytes:
         raise _BySpark(f"its files have {size_bytes:,} bytes, and the driver runs {most_bytes:,}")
-    tables = {}
+    tables, most_rows = {}, most_bytes // _LEAST_ROW_BYTES
     for source in flow.sources:
-        most_rows = most_bytes // _row_bytes(source)
         try:
-            rows = read_few(files[source.name], source.schema, most_rows)
+            rows = read_few(files[source.name], source.schema, most_rows, most_bytes)
         except ScanError as error:
             raise _BySpark(str(error)) from None
         if rows is None:
-            raise _BySpark(f"source {source.name} has more than {most_rows:,} rows")
+            raise _BySpark(f"source {source.name} has more than {most_rows:,} rows, or more than {most_bytes:,} bytes")
         tables[source.name] = rows
     return tables
 

@@ -256,6 +256,23 @@ def test_more_rows_than_spark_knows_of_are_not_fetched(
     assert store.read("out").num_rows == (1 if is_file else 3)
 
 
+@pytest.mark.parametrize(("letters", "is_of_driver"), [(1, True), (200, False)])
+def test_files_count_by_what_their_rows_take_in_memory(
+    letters: int, is_of_driver: bool, spark: SparkSession, open_store: OpenStore, in_driver: list[int], tmp_path: Path
+) -> None:
+    """Equal texts are next to nothing in a file. By their columns alone as many rows would be too many either way."""
+    names = [f"c{i}" for i in range(20)]
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "id bigint, " + ", ".join(f"{name} string" for name in names)).aggregate(
+        "out", key=["id"], n=nosync.count()
+    )
+    table = pa.table({"id": list(range(1_000)), **dict.fromkeys(names, ["x" * letters] * 1_000)})
+    frame = spark.read.parquet(str(written(tmp_path / "wide.parquet", table)))
+    with driver_runs(spark, "256k"):
+        nosync.Job(flow, open_store(), spark=spark, shards=1).advance(0, {"rows": frame})
+    assert in_driver == ([0] if is_of_driver else [])
+
+
 def test_batches_of_which_nothing_is_known_are_few_where_the_one_before_had_few(
     spark: SparkSession, open_store: OpenStore, in_driver: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
