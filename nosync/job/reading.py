@@ -85,14 +85,12 @@ class Reading:
     def state(self, stage: str, as_of: AsOf | None) -> DataFrame:
         """Returns the state of a stage as of an epoch."""
         t = self.sealed(as_of)
-        return self._reader(stage, t).state(self._spark, t)
+        return self._reader(stage, t).state(self._session(), t)
 
     def verify(self, view: View, as_of: AsOf | None) -> ViewCheck:
         """Returns how a view as of an epoch differs from Spark's query over its inputs."""
         from nosync.spark.plans.verifying import compare  # noqa: PLC0415 - the store works without pyspark
-        from nosync.spark.session import check_running  # noqa: PLC0415
 
-        check_running(self._spark)
         t = self.sealed(as_of)
         views = self._versions.declared.views
 
@@ -101,7 +99,7 @@ class Reading:
 
         for name in views_below(view, views):
             self._check_comparable(view.name, views[name], t)
-        return ViewCheck(view.name, int(t), *compare(self._spark, self._settings, view, views, read))
+        return ViewCheck(view.name, int(t), *compare(self._session(), self._settings, view, views, read))
 
     def _check_comparable(self, asked: str, view: View, t: int) -> None:
         """Raises NotAvailableError where a query over all rows does not say what a view has, which goes by when they came."""
@@ -114,7 +112,7 @@ class Reading:
                 "in which rows came. A replay gives the same rows again"
             )
         for stage in timed:
-            late = self._reader(stage.late.name, t).state(self._spark, t).count()
+            late = self._reader(stage.late.name, t).state(self._session(), t).count()
             if late:
                 raise NotAvailableError(
                     f"view {asked} cannot be compared: {late:,} rows came after their window had closed "
@@ -125,19 +123,24 @@ class Reading:
         """Returns the change feed of a stage."""
         after, until = self._store.range_of(after, until, self._position.branch)
         until = self.sealed(until)
-        found = self._reader(stage, until, after).changes(self._spark, after, until)
+        found = self._reader(stage, until, after).changes(self._session(), after, until)
         if include_expired or not self.stage(stage).expires:
             return found
         return found.where(f"{CHANGE_TYPE_COLUMN} <> '{EXPIRE}'")
+
+    def _session(self) -> SparkSession:
+        """Returns the session. Raises FlowError where it was stopped."""
+        from nosync.spark.session import check_running  # noqa: PLC0415 - the store works without pyspark
+
+        check_running(self._spark)
+        return self._spark
 
     def _reader(self, stage: str, t: int, changes_after: int | None = None) -> StageReader | DerivedReader:
         """Returns what reads a stage as of an epoch, or its changes up to there."""
         from nosync.spark.derived import DerivedReader  # noqa: PLC0415
         from nosync.spark.schemas import check_readable  # noqa: PLC0415
-        from nosync.spark.session import check_running  # noqa: PLC0415 - the store works without pyspark
-        from nosync.spark.stage_reader import StageReader  # noqa: PLC0415
+        from nosync.spark.stage_reader import StageReader  # noqa: PLC0415 - the store works without pyspark
 
-        check_running(self._spark)
         below = self.stage(stage)
         expressions: list[BoundStage] = []
         while not below.recorded and below.in_jvm and below.loop is None:

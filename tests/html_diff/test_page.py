@@ -194,7 +194,7 @@ def test_errors(store: nosync.Store, tmp_path: Path, capsys: pytest.CaptureFixtu
     for arguments, message in (
         (["s1", "main", "nope", "--html", "x.html"], "no branch 'nope'; branches: main, other"),
         (["s1", "main", "other", "--html", str(tmp_path / "no" / "x.html")], "there is no directory"),
-        (["rows", "main", "other", "--html", str(tmp_path / "x.html")], "is a log"),
+        (["rows", "main", "other", "--html", str(tmp_path / "x.html")], "stage rows has no key"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["diff", str(store.directory.root), *arguments])

@@ -66,6 +66,7 @@ print(len(calls), "calls")
 """
 
 
+@pytest.mark.spark
 def test_a_stopped_session_is_said_and_nothing_is_changed(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", CALLS, str(tmp_path / "store")], capture_output=True, text=True, timeout=300, check=True
