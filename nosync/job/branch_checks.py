@@ -221,7 +221,10 @@ def _reshaped(
     for stage in (flow.stages[name] for name in changed if name in traces):
         key, schema = recorded_schema(traces[stage.name], directory)
         finds_by_contents = stage.kind in _BY_CONTENTS and _changing_input(flow, stage) is not None
-        if (finds_by_contents and schema.names != stage.schema.names) or (
+        # A layer has columns that are rare only where a row of it has a value there.
+        rare = stage.plan.rare if stage.plan is not None else frozenset()
+        before, now = ([name for name in names if name not in rare] for names in (schema.names, stage.schema.names))
+        if (finds_by_contents and before != now) or (
             key == stage.key and _has_other_functions(stage, functions.get(stage.name, {}))
         ):
             found.add(stage.name)

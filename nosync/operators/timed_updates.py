@@ -245,6 +245,7 @@ def _until(
     if state.num_rows:
         before = [as_array(state.column(name)) for name in stage.key]
         old = match_keys(hash32(before), before, new_hashes, mine)
-        was = times_us(state.column(UNTIL_COLUMN))[0]
+        has_one = state.column(UNTIL_COLUMN).is_valid().to_numpy()  # not so where code before had no time to live
+        was = np.where(has_one, times_us(state.column(UNTIL_COLUMN))[0], NO_WATERMARK)
         until[old >= 0] = np.maximum(until[old >= 0], was[old[old >= 0]])
     return to_time(until, UNTIL_TYPE)

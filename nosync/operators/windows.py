@@ -299,10 +299,10 @@ def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
     """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already."""
     window, trace = _window(given), given.trace(given.stage.name)
     before, now = _in_force(window, given.watermarks)
-    if window.keep_us is None or not trace.layers or now in (NO_WATERMARK, before):
-        return as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     # The epochs before had what is below; not so where they had other code, and another keep=.
-    is_first = before == NO_WATERMARK or not trace.goes_on_as(given.stage.fingerprint)
+    is_first = before == NO_WATERMARK or not (trace.layers and trace.goes_on_as(given.stage.fingerprint))
+    if window.keep_us is None or not trace.layers or now == NO_WATERMARK or (now == before and not is_first):
+        return as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     low = NO_WATERMARK if is_first else before - window.keep_us + 1
     found, hashes = trace.rows_where(END, low, now - window.keep_us, given.before)
     return found.select(given.stage.schema.names), hashes
