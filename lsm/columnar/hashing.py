@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.lsm.columnar.types import has_part
 from nosync.lsm.errors import InvalidInputError, SchemaError
 
 U32 = npt.NDArray[np.uint32]
@@ -46,7 +47,7 @@ _PIECE_ROWS = 8192
 
 def check_key_type(name: str, type_: pa.DataType) -> None:
     """Raises SchemaError for a type that cannot be a key."""
-    if _has_map(type_):
+    if has_part(type_, pa.types.is_map):
         raise SchemaError(
             f"key column {name!r} has type {type_}: maps cannot be compared, in Spark neither. Make it "
             f"array<struct<key, value>> before, as array_sort(map_entries({name})) does"
@@ -56,10 +57,6 @@ def check_key_type(name: str, type_: pa.DataType) -> None:
             f"key column {name!r} has type {type_}, which cannot be a key: use integers, strings, binary, dates, timestamps, "
             "intervals, decimals, booleans, floats, or structs and arrays of these"
         )
-
-
-def _has_map(type_: pa.DataType) -> bool:
-    return pa.types.is_map(type_) or any(_has_map(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _can_be_key(type_: pa.DataType) -> bool:

@@ -19,12 +19,14 @@ CHANGE = "_diff"
 
 def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Table:
     """Returns the keys whose rows differ: the key's columns, `_diff`, then each value column as `<column>_a` and
-    `<column>_b`.
+    `<column>_b`. Without a key: what `compare_rows` returns.
 
     Both tables hold each key once. Columns that only one side has are left out. Numbers of two types are compared, and
     returned, as the one that holds both. A column that has the name of another one gets underscores. Raises SchemaError
     where a column has two types.
     """
+    if not key:
+        return compare_rows(a, b, whose)
     a, b = _with_common_columns(a, b, key, whose)
     values = [name for name in a.column_names if name not in key]
     left, right = (as_batch(plain(table)) for table in (a, b))

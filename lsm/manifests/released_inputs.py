@@ -36,10 +36,10 @@ class Released:
     """By timeline, up to where they were released."""
 
     @classmethod
-    def now(cls, timelines: Timelines, safe: int | None, lines: Mapping[str, Epoch]) -> Released:
-        """`safe`: main's safe point. `lines`: by timeline that was main, up to where inputs went then (`read_released`)."""
+    def of(cls, root: Path, env: Env, timelines: Timelines, safe: int | None) -> Released:
+        """Returns what a directory let go, and what it may let go by now. `safe`: main's safe point."""
         went: dict[str, Epoch] = {}
-        for line, until in lines.items():
+        for line, until in read_released(root, env).items():
             for timeline, end in timelines.refs.left(line).items() if line in timelines.refs.timelines else ():
                 went[timeline] = max(went.get(timeline, NOTHING), until if end is None else min(until, end))
         return cls(releasable_until(timelines, safe), went)

@@ -11,7 +11,7 @@ from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.manifest import Content, Manifest
-from nosync.lsm.manifests.released_inputs import Released, read_released
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.node.durable_layers import DurableLayers
@@ -123,8 +123,8 @@ class Epochs:
     def lost(self, branch: str) -> list[MissingLayer]:
         """Returns the layers that manifests of a branch list and no file holds, by epoch."""
         found: list[MissingLayer] = []
-        lines = read_released(self._directory.root, self._directory.env)
-        released = Released.now(self._timelines, self._safe_points.point(), lines)
+        directory = self._directory
+        released = Released.of(directory.root, directory.env, self._timelines, self._safe_points.point())
         held = self._layers.by_trace()
         for manifest in to_look_at(self._timelines.manifests(branch), released, lambda trace: held.get(trace, ())):
             with self._layers.lock:

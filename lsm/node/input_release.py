@@ -55,17 +55,19 @@ class InputRelease:
         self._directory, self._env, self._layers, self._timelines = directory, directory.env, layers, timelines
         self._safe_points, self._announcer, self._garbage = safe_points, announcer, garbage
         self._remotes, self._waits_for_others = remotes, replicated
-        self._line, self._done, self._tried = "", NOTHING, NOTHING
+        # By main's timeline: a rewind or a promotion makes another one main, with inputs of its own.
+        self._done: dict[str, Epoch] = {}
+        self._tried: dict[str, Epoch] = {}
         self._again_s = 0.0
 
     def wait(self) -> bool:
         """Returns whether there are inputs that go when they are safe."""
-        line, last = self._timelines.timeline(MAIN).id, self._timelines.last_sealed()
-        if (
-            line != self._line
-        ):  # what was done for another one, before a rewind or a promotion, says nothing of this one
-            self._line, self._done, self._tried = line, NOTHING, NOTHING
-        return last is not None and last > self._done and bool(policies(self._timelines.manifest(last)))
+        last, done = self._timelines.last_sealed(), self._done.get(self._line, NOTHING)
+        return last is not None and last > done and bool(policies(self._timelines.manifest(last)))
+
+    @property
+    def _line(self) -> str:
+        return self._timelines.timeline(MAIN).id
 
     def idle_at_most_s(self, idle_s: float) -> float:
         """Returns how long nothing needs to be done, given how long nothing is due: nothing wakes a node when its peers, or
@@ -77,16 +79,18 @@ class InputRelease:
         """Drops what may go by now."""
         if not self.wait():
             return
-        until, now_s = releasable_until(self._timelines, self._safe_now()), self._env.monotonic_s()
-        if until <= self._done or (until == self._tried and now_s < self._again_s):
+        until, now_s, line = releasable_until(self._timelines, self._safe_now()), self._env.monotonic_s(), self._line
+        tried = self._tried.get(line, NOTHING)
+        if until <= self._done.get(line, NOTHING) or (until == tried and now_s < self._again_s):
             return
-        if until > self._tried:
-            self._remember(until)
-        self._tried, self._again_s = until, now_s + _AGAIN_S
+        # Not less than before: a branch may have been made since, and what was released is gone.
+        if until > tried and until > self._went().get(line, NOTHING):
+            self._remember(line, until)
+        self._tried[line], self._again_s = until, now_s + _AGAIN_S
         found = inputs_to_release(self._directory, self._timelines, until)
         is_done = [self._release(one, until) for one in found]
         if all(is_done):
-            self._done = until
+            self._done[line] = until
 
     def _safe_now(self) -> int | None:
         """Returns up to where nothing needs inputs: the safe point, and the remotely safe epoch where a flow asks for it."""
@@ -115,16 +119,19 @@ class InputRelease:
         record = self._layers.of(id.trace).get(id.description)
         return record is not None and self._announcer.peers.has_earlier_replica(record)
 
-    def _remember(self, until: Epoch) -> None:
-        root, line = self._directory.root, self._timelines.timeline(MAIN).id
-        write_released(root, {**read_released(root, self._env), line: until}, line, self._env)
+    def _went(self) -> dict[str, Epoch]:
+        return read_released(self._directory.root, self._env)
+
+    def _remember(self, line: str, until: Epoch) -> None:
+        write_released(self._directory.root, {**self._went(), line: until}, line, self._env)
 
     def take_back(self, until: Epoch) -> None:
         """Epochs after this one were discarded, for others that are not safe yet: their inputs are needed."""
-        self._done, self._tried = min(self._done, until), min(self._tried, until)
-        line = self._timelines.timeline(MAIN).id
-        if read_released(self._directory.root, self._env).get(line, NOTHING) > until:
-            self._remember(until)
+        line = self._line
+        for known in (self._done, self._tried):
+            known[line] = min(known.get(line, NOTHING), until)
+        if self._went().get(line, NOTHING) > until:
+            self._remember(line, until)
 
 
 def announced_safe_points(root: Path, env: Env) -> dict[str, str]:

@@ -195,7 +195,7 @@ class OpaqueFiles:
             record = self._waiting.get(path)
         try:
             if record is None:
-                record = self._read(path)
+                record = read_record(self._root, path)
             if path in self._doubtful:
                 write_again(self._root, final, self._env)
             else:
@@ -205,14 +205,6 @@ class OpaqueFiles:
         except OSError as error:
             raise storage_error("sync", final, error) from error
         return record
-
-    def _read(self, path: PurePosixPath) -> OpaqueRecord:
-        hashed, size_bytes = blake3(), 0
-        with opened_regular(self._root / path, os.O_RDONLY) as (fd, _):
-            while data := os.read(fd, _READ_BYTES):
-                hashed.update(data)
-                size_bytes += len(data)
-        return OpaqueRecord(path, hashed.hexdigest(), size_bytes)
 
     # --- what goes ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +234,7 @@ class OpaqueFiles:
             suspects, self._suspects = [self._records[path] for path in self._suspects if path in self._records], {}
         for record in suspects:
             try:
-                found = self._read(record.path)
+                found = read_record(self._root, record.path)
             except FileNotFoundError:
                 self._lose([record.path], "its file is gone")
                 continue
@@ -266,6 +258,16 @@ class OpaqueFiles:
                 self._waiting.pop(path, None)
         with self._catalog_lock:
             self._catalog.remember({}, forget=[OPAQUE_META + str(path) for path in paths])
+
+
+def read_record(root: Path, path: PurePosixPath) -> OpaqueRecord:
+    """Reads all of a file. Raises OSError."""
+    hashed, size_bytes = blake3(), 0
+    with opened_regular(root / path, os.O_RDONLY) as (fd, _):
+        while data := os.read(fd, _READ_BYTES):
+            hashed.update(data)
+            size_bytes += len(data)
+    return OpaqueRecord(path, hashed.hexdigest(), size_bytes)
 
 
 def recorded_in(metas: Mapping[str, str]) -> Iterator[OpaqueRecord]:

@@ -25,7 +25,7 @@ from nosync.lsm.facts.pins import Pins
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
-from nosync.lsm.manifests.released_inputs import Released, read_released, write_released
+from nosync.lsm.manifests.released_inputs import Released, write_released
 from nosync.lsm.manifests.remembered import catalog_metas
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
@@ -185,7 +185,7 @@ class _Copy:
         problem = log_problem(timelines, root, self._env)
         if problem is not None:
             return problem
-        released = Released.now(timelines, None, read_released(self._source.root, self._env))
+        released = Released.of(self._source.root, self._env, timelines, None)
         for name in timelines.refs.names:
             for text in lost_manifests(timelines, name, None).values():
                 return text
@@ -201,7 +201,7 @@ class _Copy:
         """
         timelines = Timelines(self.target.root, self._env)
         main, last = timelines.timeline(MAIN).id, timelines.last_sealed()
-        went = Released.now(timelines, None, read_released(self._source.root, self._env)).went
+        went = Released.of(self._source.root, self._env, timelines, None).went
         ends = {line: timelines.of_timeline(line).last for line in went}
         lines = {line: min(until, end) for line, until in went.items() if (end := ends[line]) is not None}
         write_released(self.target.root, lines if last is not None else {}, main, self._env)

@@ -11,9 +11,9 @@ from nosync.lsm.compaction.policy import level_of
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.completeness import lost
+from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.lost_ends import log_problem, lost_manifests
-from nosync.lsm.manifests.released_inputs import Released, read_released
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.manifests.remembered import Remembered, recalled
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
@@ -214,6 +214,13 @@ def known_pins(pins: Callable[[], dict[str, int]], problems: dict[str, str]) -> 
         return {}
 
 
+def lost_on(branch: str, directory: LayerDirectory, timelines: Timelines, safe: int | None) -> list[MissingLayer]:
+    """Returns the layers that a branch lists and no file holds, as a process that only reads can say. `safe`: the safe
+    point of main.
+    """
+    return lost(timelines, directory, Released.of(directory.root, directory.env, timelines, safe), branch)
+
+
 def holes(directory: LayerDirectory, remembered: Remembered | None, safe_point: Callable[[], int | None]) -> list[str]:
     """Returns what manifests list, or what ought to be a manifest, and no file holds. Files are looked at as they are
     now.
@@ -231,13 +238,12 @@ def holes(directory: LayerDirectory, remembered: Remembered | None, safe_point: 
     safe = None
     with contextlib.suppress(CorruptionError):  # of a manifest that cannot be read, which has been told of
         safe = safe_point()
-    released = Released.now(timelines, safe, read_released(root, env))
     found: dict[str, None] = {}
     for name in sorted(timelines.refs.names):
         found |= {f"branch {name}: {text}": None for text in lost_manifests(timelines, name, None).values()}
         # What branches share is told of once.
         found |= {
             f"{one.entry.id}: is gone; recover() computes it again": None
-            for one in lost(timelines, directory, released, name)
+            for one in lost_on(name, directory, timelines, safe)
         }
     return list(found)

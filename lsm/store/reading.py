@@ -22,7 +22,7 @@ from nosync.lsm.columnar.columns import (
     keys_equal,
     plain,
 )
-from nosync.lsm.columnar.table_diff import compare, compare_rows, show_key, with_key_of
+from nosync.lsm.columnar.table_diff import compare, show_key, with_key_of
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
@@ -182,8 +182,6 @@ class StoreReader:
         if any(keys) and not all(keys):
             at = 0 if not keys[0] else 1
             tables[at] = with_key_of(tables[1 - at], key, tables[at], f"stage {stage}")
-        if not key:
-            return compare_rows(tables[0], tables[1], f"stage {stage}")
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
     def schema(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> pa.Schema:

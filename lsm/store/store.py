@@ -25,9 +25,8 @@ from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.branches import MAIN, name_of_kept, not_as_far
 from nosync.lsm.manifests.catalog import recorded_layers
-from nosync.lsm.manifests.completeness import MissingLayer, lost
+from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Manifest, digest_listed
-from nosync.lsm.manifests.released_inputs import Released, read_released
 from nosync.lsm.manifests.remembered import Remembered
 from nosync.lsm.model.layer import Description, LayerId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack
@@ -288,14 +287,11 @@ class Store(StoreReader):
         """Returns for each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
         return inspection.branches_of(self.directory, self._timelines(), layers)
 
-    def _released(self, safe: int | None) -> Released:
-        return Released.now(self._timelines(), safe, read_released(self.directory.root, self.directory.env))
-
     def status(self) -> StoreStatus:
         node, layers, safe = self._node, self.layers(), self._safe_point_now()
         problems, missing = {}, None
         try:
-            missing = len(self.missing() if node else lost(self._timelines(), self.directory, self._released(safe)))
+            missing = len(self.missing() if node else inspection.lost_on(MAIN, self.directory, self._timelines(), safe))
         except NosyncError as error:
             problems["what is missing"] = f"cannot be said: {error}"
         timelines = self._timelines()

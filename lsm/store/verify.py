@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from blake3 import blake3
-
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import missing_entry, read_refs
@@ -16,7 +14,7 @@ from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
 from nosync.lsm.manifests.remembered import catalog_metas
 from nosync.lsm.model.layer import SUFFIX, Digest, LayerId, parse_path
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.opaque_files import recorded_in
+from nosync.lsm.node.opaque_files import read_record, recorded_in
 from nosync.lsm.platform.env import storage_error
 from nosync.lsm.platform.json_file import read_small
 from nosync.lsm.platform.layout import LAYERS, MANIFESTS
@@ -45,13 +43,19 @@ def verify_directory(
     progress: Callable[[int, int], None] | None = None,
     metas: Mapping[str, str] | None = None,
 ) -> VerifyReport:
-    """`progress(done, of)` is called after each layer. `metas`: what a catalog says of the files of kept checkpoints, which
+    """`progress(done, of)` is called after each file. `metas`: what a catalog says of the files of kept checkpoints, which
     alone says their digests; None: that of the directory.
     """
     env, root = directory.env, directory.root
     paths = sorted(path for path in (root / LAYERS).rglob("*") if path.suffix == SUFFIX or not path.is_dir())
+    kept = [*recorded_in(catalog_metas(root) if metas is None else metas)]
     errors: list[str] = []
     size, found = 0, dict[LayerId, Digest]()
+
+    def went(done: int) -> None:
+        if progress:
+            progress(done, len(paths) + len(kept))
+
     for done, path in enumerate(paths, 1):
         id = parse_path(PurePosixPath(path.relative_to(root / LAYERS)))
         if id is None:
@@ -65,8 +69,7 @@ def verify_directory(
             continue  # merged away while we looked
         except NosyncError as error:
             errors.append(str(error))
-        if progress:
-            progress(done, len(paths))
+        went(done)
     manifests, wrong = _verify_manifests(directory, found)
     errors += wrong
     for register in register_files(root, env):
@@ -79,36 +82,43 @@ def verify_directory(
         read_marker(root, env)
     except NosyncError as error:
         errors.append(str(error))
-    kept, wrong = _verify_checkpoints(directory, catalog_metas(root) if metas is None else metas, is_own=metas is None)
-    return VerifyReport(len(found), manifests, size, (*errors, *wrong), kept)
+    whole, wrong = _verify_kept(root, kept, lambda done: went(len(paths) + done), is_own=metas is None)
+    return VerifyReport(len(found), manifests, size, (*errors, *wrong), whole)
 
 
-def _verify_checkpoints(directory: LayerDirectory, metas: Mapping[str, str], *, is_own: bool) -> tuple[int, list[str]]:
-    """Returns how many files of kept checkpoints are whole, and what is wrong with others. `is_own`: the catalog is that of
-    the directory, so that what it has is there.
+def _verify_kept(
+    root: Path, kept: Sequence[OpaqueRecord], went: Callable[[int], object], *, is_own: bool
+) -> tuple[int, list[str]]:
+    """Returns how many files of kept checkpoints are whole, and what is wrong with others. `went(done)` is called after each.
+    `is_own`: the catalog that says so is that of the directory, which has them; a copy lacks what went while it was made.
     """
-    root, env = directory.root, directory.env
-    whole, gone, errors = 0, list[OpaqueRecord](), list[str]()
-    for record in recorded_in(metas):
+    gone, errors = list[PurePosixPath](), list[str]()
+    for done, record in enumerate(kept, 1):
         try:
-            digest = blake3(memoryview(env.map(root / record.path))).hexdigest()
+            _check_recorded(root, record)
         except FileNotFoundError:
-            gone.append(record)
-            continue
-        except OSError as error:
-            errors.append(str(storage_error("read", root / record.path, error)))
-            continue
-        whole += digest == record.digest
-        if digest != record.digest:
-            errors.append(
-                f"{root / record.path}: has digest {digest[:16]}, and had {record.digest[:16]} when it became durable: remove "
-                "it, and peers that hold it send it again, or take it from a backup"
-            )
+            gone.append(record.path)
+        except NosyncError as error:
+            errors.append(str(error))
+        went(done)
+    whole = len(kept) - len(gone) - len(errors)
     still = {record.path for record in recorded_in(catalog_metas(root))} if gone and is_own else set()
-    errors += [
-        f"{root / record.path}: is gone" for record in gone if record.path in still
-    ]  # others nobody needs by now
-    return whole, errors
+    return whole, errors + [f"{root / path}: is gone" for path in gone if path in still]  # others nobody needs by now
+
+
+def _check_recorded(root: Path, record: OpaqueRecord) -> None:
+    """Raises CorruptionError where a file of a kept checkpoint is not what it was, FileNotFoundError, and StorageError."""
+    try:
+        found = read_record(root, record.path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error("read", root / record.path, error) from error
+    if found != record:
+        raise CorruptionError(
+            f"{root / record.path}: has digest {found.digest[:16]}, and had {record.digest[:16]} when it became durable: remove "
+            "it, and peers that hold it send it again, or take it from a backup"
+        )
 
 
 def _verify_manifests(directory: LayerDirectory, found: Mapping[LayerId, Digest]) -> tuple[int, list[str]]:

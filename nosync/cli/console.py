@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 import nosync
+from nosync.lsm.columnar.types import has_part
 from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.model.as_of import AsOf, parse_as_of
 from nosync.lsm.model.layer import Shard
@@ -337,7 +338,7 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
     0.10000000149011612.
     """
     values = _listed(column)
-    return [_short(value, column.type) for value in values] if _has_short(column.type) else values
+    return [_short(value, column.type) for value in values] if has_part(column.type, _is_short) else values
 
 
 def _listed(column: pa.ChunkedArray) -> list[Any]:
@@ -390,16 +391,14 @@ def flat(table: pa.Table) -> pa.Table:
     return table
 
 
-def _has_short(type_: pa.DataType) -> bool:
-    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
-        return True
-    return any(_has_short(type_.field(i).type) for i in range(type_.num_fields))
+def _is_short(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_float32(type_) or pa.types.is_float16(type_))
 
 
 def _short(value: Any, type_: pa.DataType) -> Any:
     if value is None:
         return None
-    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+    if _is_short(type_):
         return float(str(type_.to_pandas_dtype()(value)))
     if pa.types.is_struct(type_):
         return {name: _short(part, type_.field(name).type) for name, part in value.items()}

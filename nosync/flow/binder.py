@@ -50,6 +50,7 @@ from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, TableOptions, UnionOptions
 from nosync.kernels.expressions import Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
+from nosync.lsm.columnar.types import has_part
 from nosync.lsm.errors import FlowError, SchemaError
 
 
@@ -174,7 +175,7 @@ class _Binder:
     def _source(self, stage: Stage) -> None:
         schema = self._bindings.parse(stage)
         for column in schema:
-            if _has_map(column.type):
+            if has_part(column.type, pa.types.is_map):
                 raise SchemaError(
                     f"source {stage.name}: column {column.name!r} is {column.type}, whose rows Spark can neither "
                     "compare nor hash: give it as array<struct<key, value>>, as map_entries(column) has it; in a pipelines "
@@ -318,10 +319,3 @@ def _check_names(stage: Stage, schema: pa.Schema, given: pa.Schema) -> None:
     for name in schema.names:
         if is_kept(name) and name not in given.names:
             raise SchemaError(f"stage {stage.name}: column {name!r}: names that begin with _ are kept for nosync")
-
-
-def _has_map(type_: pa.DataType) -> bool:
-    """Returns whether a type has a map at any depth."""
-    if pa.types.is_map(type_):
-        return True
-    return any(_has_map(type_.field(i).type) for i in range(type_.num_fields))

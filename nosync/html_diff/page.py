@@ -91,10 +91,7 @@ def diff_page(
         if as_of is None:
             as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
         as_of = store.epoch_as_of(as_of, a)
-        if not any(store.key(stage, as_of, branch=branch) for branch in (a, b)):
-            raise InvalidInputError(
-                f"stage {stage} has no key, by which the page says what changed: `nosync diff` without --html shows its rows"
-            )
+        _check_keyed(store, stage, as_of, (a, b))
         found = store.diff(stage, a, b, as_of)
         key = found.column_names[: found.column_names.index(CHANGE)]
         fork = _fork(store, a, b)
@@ -133,6 +130,14 @@ def diff_page(
         others=[] if columns else found.slice(0, MOST_ROWS).to_pylist(),
         source=f"nosync diff {stage} {a} {b} --as-of {as_of}, store {store.directory.root.name}",
     )
+
+
+def _check_keyed(store: Store, stage: str, as_of: int, branches: Sequence[str]) -> None:
+    """Raises InvalidInputError for a stage that has a key on none of the branches."""
+    if not any(store.key(stage, as_of, branch=branch) for branch in branches):
+        raise InvalidInputError(
+            f"stage {stage} has no key, by which the page says what changed: `nosync diff` without --html shows its rows"
+        )
 
 
 def _template() -> jinja2.Template:

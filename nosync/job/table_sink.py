@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.columnar.types import has_part
 from nosync.lsm.errors import InvalidInputError, NosyncError, SchemaError, StorageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -76,8 +78,6 @@ class TableSink(ABC):
 
     def check_columns(self, stage: str, schema: pa.Schema) -> None:
         """Raises SchemaError where a stage has a column that the table cannot have."""
-        import pyarrow as pa  # noqa: PLC0415
-
         own = pa.schema([(CHANGE_TYPE_COLUMN, pa.string()), (EPOCH_COLUMN, pa.int64())])
         try:
             self._check_columns(pa.schema([*own, *schema]))
@@ -199,7 +199,7 @@ def _number(line: str) -> int:
 
 def check_no_interval(schema: pa.Schema, what: str) -> None:
     """Raises SchemaError for a column that is an interval, or has one in it. `what`: what cannot have it."""
-    column = next((field for field in schema if _has_interval(field.type)), None)
+    column = next((field for field in schema if has_part(field.type, _is_interval)), None)
     if column is not None:
         raise SchemaError(
             f"column {column.name!r} has type {column.type}, and {what} has no intervals: take its parts in a select before, as "
@@ -207,13 +207,8 @@ def check_no_interval(schema: pa.Schema, what: str) -> None:
         )
 
 
-def _has_interval(type_: pa.DataType) -> bool:
-    import pyarrow as pa  # noqa: PLC0415
-
-    t = pa.types
-    return bool(t.is_duration(type_) or t.is_interval(type_)) or any(
-        _has_interval(type_.field(i).type) for i in range(type_.num_fields)
-    )
+def _is_interval(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_duration(type_) or pa.types.is_interval(type_))
 
 
 def check_names_apart(schema: pa.Schema, what: str) -> None:

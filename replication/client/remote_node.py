@@ -25,7 +25,7 @@ from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
-from nosync.lsm.manifests.released_inputs import Released, read_released
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, TraceId
@@ -141,8 +141,8 @@ class RemoteNode:
         return self.fetch(self.lost(branch))
 
     def lost(self, branch: str = MAIN) -> list[MissingLayer]:
-        lines = read_released(self.directory.root, self.directory.env)
-        return lost(self.timelines, self.directory, Released.now(self.timelines, self._safe_or_none(), lines), branch)
+        released = Released.of(self.directory.root, self.directory.env, self.timelines, self._safe_or_none())
+        return lost(self.timelines, self.directory, released, branch)
 
     def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         def still_lost() -> list[MissingLayer]:

@@ -14,6 +14,7 @@ import platform
 import queue
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -44,7 +45,8 @@ _TICKS_PER_FLUSH = 4
 _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_MOST_S = 10.0
 """How long whoever opens a store waits for an object store that does not answer."""
-_NUMBERS = re.compile(r"\d+")
+_TOOK = re.compile(r"[\d.]+\s?(?:[nµμm]?s)\b")
+"""How errors of clients say how long a call took."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _SHOW_EVERY_S = 10.0
 _COLLECTIONS_PER_GRACE, _COLLECT_AT_MOST_S, _PACKS_TO_COLLECT = 4, 900.0, 16
@@ -69,7 +71,7 @@ class RemoteLevel:
         self._uploader: Uploader | None = None
         self._acknowledged = Reached()
         self._step_lock = threading.Lock()
-        self._wake, self._closing, self._never = threading.Event(), threading.Event(), threading.Event()
+        self._wake, self._closing = threading.Event(), threading.Event()
         self._flushed_s = self._env.monotonic_s()
         self._collector = Collector(self._bucket, self._names, settings.grace_s, self._env)
         self._look_s = self._retry_s = self._collect_s = float("-inf")
@@ -223,8 +225,7 @@ class RemoteLevel:
 
     def _failed(self, error: Exception) -> None:
         problem = described(error)
-        # Some errors say how long they took.
-        if _NUMBERS.sub("", problem) != _NUMBERS.sub("", self._problem):
+        if _TOOK.sub("", problem) != _TOOK.sub("", self._problem):
             log.error("%s", problem, exc_info=not isinstance(error, NosyncError))
         self._problem = problem
         if isinstance(error, RemoteTakenError):
@@ -305,8 +306,10 @@ class RemoteLevel:
                 self._step_lock.release()
             if self._env.monotonic_s() >= end_s:
                 return False
-            # What is said when the store is closed is known by then: nothing ends this wait but time.
-            (self._never if self._closing.is_set() else self._closing).wait(self._tick_s)
+            if self._closing.is_set():  # it would be no wait: what is left is pushed while the store closes
+                time.sleep(self._tick_s)
+            else:
+                self._closing.wait(self._tick_s)
 
     def finish(self) -> None:
         """See RemoteCopies."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from nosync.lsm.manifests.released_inputs import Released, read_released
+from nosync.lsm.manifests.released_inputs import Released
 from nosync.lsm.model.layer import Record
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.inventory import Inventory
@@ -285,10 +285,6 @@ class Uploader:
         self._may_say_more = True
         self.writer.write(builder, Step(at, added, dropped, reached, incarnation))
 
-    def _released(self) -> Released:
-        lines = read_released(self._root, self._env)
-        return Released.now(self._source.timelines, self._source.safe_point(), lines)
-
     def _reached(self, added: Iterable[Placed], dropped: Iterable[str]) -> Reached:
         """Returns up to where the bucket is whole once this is there."""
         inventory = self.writer.contents.inventory
@@ -300,7 +296,8 @@ class Uploader:
             inventory.add(placed.version)
         try:
             held = Together(self._inventories) if self._others is not None else inventory
-            return self._reach.of(held, self.writer.contents.reached, self._released())
+            released = Released.of(self._root, self._env, self._source.timelines, self._source.safe_point())
+            return self._reach.of(held, self.writer.contents.reached, released)
         finally:
             for name, version in before:
                 inventory.discard(name)

@@ -5,6 +5,7 @@ whole, and the safe point goes on.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,10 +64,11 @@ CHANGES = [branch, rewind, rewind_and_back, rewind_twice]
 def test_nothing_misses_them_and_the_safe_point_goes_on(open_store: OpenStore, change: Change) -> None:
     store = released(open_store)
     change(store)
-    for reopened in (False, True):
+    for reopened in range(3):
         if reopened:
             store.close()
             store = manual(open_store)
+            node_of(store).release_inputs()  # which knows nothing of what this directory released before
         last = store.newest()
         assert last is not None
         assert store.safe_point() == last
@@ -133,6 +135,24 @@ def test_what_an_earlier_version_wrote_down_counts(open_store: OpenStore) -> Non
     assert files(store, "rows") == []
     assert set(json.loads(path.read_bytes())["body"]) == {"line", "safe", "before"}
     assert store.missing() == []
+
+
+@pytest.mark.parametrize("keep_as", ["old", ""])
+@pytest.mark.parametrize("more", [0, 1, 4])
+def test_a_lost_catalog_takes_nothing_of_it_along(open_store: OpenStore, keep_as: str, more: int) -> None:
+    store = released(open_store)
+    store.rewind(2, keep_as)
+    for t in range(3, 3 + more):
+        run(store, t)
+    store.sync()
+    node_of(store).release_inputs()
+    files(store, "rows")  # which collects the garbage
+    last, root = store.newest(), store.directory.root
+    store.close()
+    shutil.rmtree(root / "catalog")
+    store = manual(open_store)
+    assert (store.newest(), store.safe_point(), store.missing()) == (last, last, [])
+    assert store.status().problems == {}
 
 
 def test_a_backup_says_which_branch_is_not_whole(open_store: OpenStore, tmp_path: Path) -> None:
