@@ -158,11 +158,11 @@ class StoreReader:
         return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
 
     def diff(self, stage: str, a: str, b: str, as_of: AsOf | None = None) -> pa.Table:
-        """Returns the keys of a stage whose rows differ between two branches as of an epoch (default: the newest of
-        both). A time of the wall clock is looked up on branch `a`.
+        """Returns the keys of a stage whose rows differ between two branches as of an epoch (default: the newest of both).
 
-        Columns: the key, `_diff` (only_a, only_b, changed), then each value column as `<column>_a` and `<column>_b`. Of a
-        stage without a key: the rows that one side has more often, `_diff`, and how often they are there, `n_a` and `n_b`.
+        A time of the wall clock is looked up on branch `a`. Columns: the key, `_diff` (only_a, only_b, changed), then
+        each value column as `<column>_a` and `<column>_b`. Of a stage without a key: the rows that one side has more
+        often, `_diff`, and how often they are there, `n_a` and `n_b`.
         """
         if as_of is None:
             as_of = min(self._as_of(None, a), self._as_of(None, b))
@@ -180,7 +180,7 @@ class StoreReader:
             for schema, branch, own in zip(schemas, (a, b), keys, strict=True)
         ]
         if any(keys) and not all(keys):
-            at = 0 if not keys[0] else 1
+            at = 1 if keys[0] else 0
             tables[at] = with_key_of(tables[1 - at], key, tables[at], f"stage {stage}")
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 

@@ -88,10 +88,7 @@ def diff_page(
     except ImportError as error:
         raise NosyncError(f"the report needs {error.name}: pip install 'nosync[report]'") from error
     with store.held():
-        if as_of is None:
-            as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
-        as_of = store.epoch_as_of(as_of, a)
-        _check_keyed(store, stage, as_of, (a, b))
+        as_of = _epoch_of(store, stage, a, b, as_of)
         found = store.diff(stage, a, b, as_of)
         key = found.column_names[: found.column_names.index(CHANGE)]
         fork = _fork(store, a, b)
@@ -132,12 +129,16 @@ def diff_page(
     )
 
 
-def _check_keyed(store: Store, stage: str, as_of: int, branches: Sequence[str]) -> None:
-    """Raises InvalidInputError for a stage that has a key on none of the branches."""
-    if not any(store.key(stage, as_of, branch=branch) for branch in branches):
+def _epoch_of(store: Store, stage: str, a: str, b: str, as_of: AsOf | None) -> int:
+    """Returns the epoch at which two branches are compared. Raises InvalidInputError for a stage that has a key on neither."""
+    if as_of is None:
+        as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
+    as_of = store.epoch_as_of(as_of, a)
+    if not any(store.key(stage, as_of, branch=branch) for branch in (a, b)):
         raise InvalidInputError(
             f"stage {stage} has no key, by which the page says what changed: `nosync diff` without --html shows its rows"
         )
+    return as_of
 
 
 def _template() -> jinja2.Template:

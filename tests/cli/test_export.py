@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv
@@ -18,7 +21,11 @@ from nosync.testing import FlowTester
 from tests.cli.test_commands import answer, run
 from tests.helpers.clocks import NOON_US, SECOND_US, Clock
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 KEY = ["origin"]
+READ = Path(__file__).parents[2] / "docs/read.md"
 
 
 def rows(t: int, shard: int) -> pa.Table:
@@ -242,3 +249,21 @@ def test_commands_print_json(capsys: pytest.CaptureFixture[str], path: str, tmp_
         code, out, err = run(capsys, *words, "--json")
         assert (code, err) == (0, "")
         json.loads(out)
+
+
+@pytest.mark.spark
+def test_spark_reads_what_is_no_number_with_the_options_that_the_page_names(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (named,) = re.findall(r'`(\.option\("nanValue".*?\))`', " ".join(READ.read_text().split()))
+    with nosync.open(tmp_path / "s") as store:
+        given = pa.table({"k": list("abcd"), "v": [math.nan, math.inf, -math.inf, 1.5]})
+        store.append("kv", t=0, rows=given, key=["k"])
+        store.seal(0)
+    assert run(capsys, "export", str(tmp_path / "s"), "kv", str(tmp_path / "kv.csv"))[0] == 0
+    reader = spark.read.schema("k string, v double")
+    for name, value in re.findall(r'option\("(\w+)", "(.*?)"\)', named):
+        reader = reader.option(name, value)
+    found = {row.k: row.v for row in reader.csv(str(tmp_path / "kv.csv"), header=True).collect()}
+    assert math.isnan(found.pop("a"))
+    assert found == {"b": math.inf, "c": -math.inf, "d": 1.5}

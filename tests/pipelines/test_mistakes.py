@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -325,3 +327,19 @@ def test_so_is_one_of_a_join_and_one_of_a_sink(spark: SparkSession, tmp_path: Pa
         nosync.FlowError, match=f"stage s goes on from what it gave, .* its {operator} would begin with no"
     ):
         project.run()
+
+
+def test_a_run_whose_epoch_fails_prints_one_error(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's Python side, and Py4J, print what a batch raised as well, with traces."""
+    text = (
+        "@dp.table\ndef a():\n    return spark.readStream.schema('t string').json('data/a')\n\n"
+        "@dp.materialized_view\ndef b():\n    return spark.table('a').selectExpr('cast(t AS int) AS n')\n"
+    )
+    project = Project(tmp_path / "p", spark, t=text)
+    project.give("a", [{"t": "no number"}])
+    command = [sys.executable, "-m", "nosync.cli", "run", str(project.root), "--store", str(tmp_path / "s")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 1
+    (line,) = ran.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert "CAST_INVALID_INPUT" in line

@@ -434,26 +434,6 @@ dp.create_streaming_table("people")
     assert project.rows("people") == counted(("Rome", "ann", "U", 1))
 
 
-def test_a_table_may_have_a_column_of_the_name_of_its_ids(spark: SparkSession, tmp_path: Path) -> None:
-    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('Row_ID string, v int').json('data/items.json')\n"
-    project = Project(tmp_path / "p", spark, items=text)
-    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 2}])
-    project.run()
-    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 3}])
-    assert [one.rows_in for one in project.run().epochs] == [3]
-    assert project.rows("items") == counted(("a", 1), ("b", 3))
-    project.run()
-    assert project.rows("items") == counted(("a", 1), ("b", 3))
-
-
-def test_a_declared_column_that_the_query_does_not_give_is_null(spark: SparkSession, tmp_path: Path) -> None:
-    text = "@dp.table(schema='more int, id bigint')\ndef a():\n    return spark.readStream.schema('id bigint').json('data/a')\n"
-    project = Project(tmp_path / "p", spark, a=text)
-    project.give("a", [{"id": 1}])
-    project.run()
-    assert project.rows("a") == counted((1, None))
-
-
 def test_a_dataset_without_a_key_is_compared_by_its_rows(small: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """`nosync run --branch` names the command, so it has to work for whatever a dataset is."""
     plain = "\n\n@dp.materialized_view\ndef plain():\n    return spark.table('orders').where('amount > {}')\n"
@@ -474,20 +454,6 @@ def test_a_dataset_without_a_key_is_compared_by_its_rows(small: Project, capsys:
     with pytest.raises(SystemExit):
         main(["diff", str(small.root / "store"), "plain", "main", "strict", "--html", str(small.root / "page.html")])
     assert "stage plain has no key" in capsys.readouterr().err
-
-
-def test_a_table_is_compared_to_the_microsecond(spark: SparkSession, tmp_path: Path) -> None:
-    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('k int, at timestamp').json('data/items.json')\n"
-    project = Project(tmp_path / "p", spark, items=text)
-    project.write_table(
-        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123456Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
-    )
-    project.run()
-    project.write_table(
-        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123789Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
-    )
-    assert [one.rows_in for one in project.run().epochs] == [2]
-    assert {at.microsecond for at, _ in project.rows("items")} == {123789, 0}
 
 
 def test_a_database_is_part_of_no_name_in_queries(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A table that a project reads gets other columns: what is built on it begins anew, and earlier epochs stay."""
+"""Columns of the tables of a project. Where one gets others, what is built on it begins anew, and earlier epochs stay."""
 
 from __future__ import annotations
 
@@ -74,3 +74,37 @@ def test_the_first_reader_of_a_shared_table_is_taken_out(spark: SparkSession, tm
     project.write("items", second)
     assert project.run().rows == {"b": 1}
     assert project.rows("b") == counted((2,))
+
+
+def test_a_table_may_have_a_column_of_the_name_of_its_ids(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('Row_ID string, v int').json('data/items.json')\n"
+    project = Project(tmp_path / "p", spark, items=text)
+    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 2}])
+    project.run()
+    project.write_table("items", [{"Row_ID": "a", "v": 1}, {"Row_ID": "b", "v": 3}])
+    assert [one.rows_in for one in project.run().epochs] == [3]
+    assert project.rows("items") == counted(("a", 1), ("b", 3))
+    project.run()
+    assert project.rows("items") == counted(("a", 1), ("b", 3))
+
+
+def test_a_table_is_compared_to_the_microsecond(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.materialized_view\ndef items():\n    return spark.read.schema('k int, at timestamp').json('data/items.json')\n"
+    project = Project(tmp_path / "p", spark, items=text)
+    project.write_table(
+        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123456Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
+    )
+    project.run()
+    project.write_table(
+        "items", [{"k": 1, "at": "2026-01-01T00:00:00.123789Z"}, {"k": 2, "at": "2026-01-01T00:00:00Z"}]
+    )
+    assert [one.rows_in for one in project.run().epochs] == [2]
+    assert {at.microsecond for at, _ in project.rows("items")} == {123789, 0}
+
+
+def test_a_declared_column_that_the_query_does_not_give_is_null(spark: SparkSession, tmp_path: Path) -> None:
+    text = "@dp.table(schema='more int, id bigint')\ndef a():\n    return spark.readStream.schema('id bigint').json('data/a')\n"
+    project = Project(tmp_path / "p", spark, a=text)
+    project.give("a", [{"id": 1}])
+    project.run()
+    assert project.rows("a") == counted((1, None))
