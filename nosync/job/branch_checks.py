@@ -192,6 +192,11 @@ def _check_states_fit(
         if not (stage.keyed or key or name in anew):
             _check_columns_of_log(name, schema, stage.schema)
             continue
+        if stage.kind == PER_KEY and not key and not _has_sides(flow, name, traces):
+            raise SchemaError(
+                f"stage {name} had rows in any shard, and becomes a per_key, which has those of a key together: give it another "
+                "name (drop= the old one, add= the new)"
+            )
         try:
             if key != stage.key:
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
@@ -205,6 +210,13 @@ def _check_states_fit(
                 "stage another name (drop= the old one, add= the new), so that it begins with no state"
             ) from error
     return replaced
+
+
+def _has_sides(flow: BoundFlow, declared: str, traces: Collection[str]) -> bool:
+    """Returns whether what a stage keeps beside itself, as a join or a per_key does, is recorded."""
+    return any(
+        stage.name in traces for stage in flow.stages.values() if stage.kind == ARRANGE and _declared(stage) == declared
+    )
 
 
 def _reshaped(
@@ -306,7 +318,9 @@ def stages_to_bootstrap(
             if _is_given(stage, returned):
                 continue
             declared, is_returned = _declared(stage), stage.name in returned
-            is_new = (stage.loop or stage.name) not in known and not is_returned
+            # The sides of a stage that becomes a join under its name are as old as it is.
+            is_side = stage.kind == ARRANGE and declared in known
+            is_new = (stage.loop or stage.name) not in known and not is_returned and not is_side
             # What is given once stays as it was given, and what follows it goes on.
             follows = stage.loop in loops or any(n in anew and not flow.stages[n].given_once for n in stage.inputs)
             has_other_code = is_new or not of_loop.get(stage.loop or "", {declared}).isdisjoint(own)

@@ -97,3 +97,58 @@ def test_a_time_to_live_counts_for_keys_of_any_year(open_store: OpenStore, base:
     for t, given in enumerate([(("a", 1), ("new", 1)), *((("z", minute),) for minute in (120, 240, 360, 480))], 1):
         runner.advance(t, {"e": at(base, *given)})
     assert {row["k"] for row in store.read("u").to_pylist()} == {"b", "z"}, "b did not change since"
+
+
+def flow_of(make: Any) -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    flow.source("a", "k string, v bigint")
+    flow.source("b", "k string, w bigint")
+    make(flow)
+    return flow
+
+
+def counted(flow: nosync.Dataflow) -> None:
+    flow["a"].aggregate("s", key=["k"], n=nosync.count())
+
+
+def mapped(flow: nosync.Dataflow) -> None:
+    flow["a"].map("s", clean)
+
+
+def joined(flow: nosync.Dataflow) -> None:
+    flow["a"].join("s", flow["b"], on=["k"])
+
+
+def by_key(flow: nosync.Dataflow) -> None:
+    flow["a"].per_key("s", key=["k"], fn=clean)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(counted, joined), (by_key, joined), (counted, by_key), (joined, by_key)]
+)
+def test_a_stage_that_becomes_another_operator_has_all_rows(open_store: OpenStore, before: Any, after: Any) -> None:
+    """Sides that a join or a per_key keeps beside itself were new, and began with the rows that came."""
+    epochs = [
+        (rows(("p", 1), ("q", 2)), rows(("p", 7))),
+        (rows(("p", 3)), rows(("q", 8))),
+        (rows(("q", 4)), rows(("p", 9))),
+    ]
+    found = []
+    for is_upgraded in (False, True):
+        store = open_store(f"upgraded_{is_upgraded}", retain=100)
+        runner = StoreRunner(flow_of(before if is_upgraded else after), store, 1, shards=2)
+        for t, (a, b) in enumerate(epochs):
+            if is_upgraded and t == 1:
+                runner = upgraded(store, flow_of(after))
+            runner.advance(t, {"a": a, "b": b.rename_columns(["k", "w"])})
+        found.append([sorted(map(repr, store.read("s", t).to_pylist())) for t in (1, 2)])
+    assert found[0] == found[1]
+
+
+def test_a_log_that_becomes_a_per_key_under_its_name_is_refused(open_store: OpenStore) -> None:
+    store = open_store(retain=100)
+    StoreRunner(flow_of(mapped), store, 1, shards=2).advance(
+        0, {"a": rows(("p", 1)), "b": rows().rename_columns(["k", "w"])}
+    )
+    with pytest.raises(nosync.SchemaError, match="stage s had rows in any shard, and becomes a per_key"):
+        upgraded(store, flow_of(by_key))
