@@ -110,7 +110,9 @@ def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
     parts = _times(bindings, stage, windows[0], late, times, spec.on, described)
     states = [bindings.part(stage, f"kept_{name}", INTERVAL_SIDE, left.name) for name in SIDES]
     joined = results_schema(left.output, right.output, spec)
-    options = IntervalOptions(interval, (sides[0], sides[1]), (states[0].name, states[1].name), joined)
+    options = IntervalOptions(
+        interval, (sides[0], sides[1]), (states[0].name, states[1].name), joined, bindings.is_late_by_side(stage)
+    )
     names = tuple(state.name for state in states)
     for state, (schema, key) in zip(states, schemas, strict=True):
         bound = bindings.stage(
@@ -235,6 +237,8 @@ def _times(
             part, schema, changing=False, edge_key=edge_key, window=window, options=options, described=described
         )
     ]
+    if len(late) > 1:
+        described += bindings.watched(stage, found[0])
     for side, times, name in late:
         part = bindings.part(stage, name, LATE, side.name)
         found.append(

@@ -130,6 +130,14 @@ class Bindings:
         """Returns what a fingerprint has of the name of a source, or of an output of a function."""
         return "" if stage in self._meanings.unnamed else f" named {stage}"
 
+    def watched(self, stage: Stage, watermark: BoundStage) -> str:
+        """Returns what a fingerprint of late rows has of the watermark of several inputs, which says what is late."""
+        return "" if self.is_late_by_side(stage) else f" by {self._pinned.get(watermark.name, watermark.fingerprint)}"
+
+    def is_late_by_side(self, stage: Stage) -> bool:
+        """Returns whether fingerprints of a join's late rows are without the other side."""
+        return stage.name in self._meanings.late_by_side
+
     def _begun(self, stage: Stage, key: tuple[str, ...]) -> str:
         """Returns what a fingerprint has of where a stage begins, if that is not with the first epoch."""
         keeps_state = (

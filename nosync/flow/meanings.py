@@ -20,6 +20,10 @@ class Meanings:
     """The sources, and the outputs of functions, whose fingerprints have their columns alone. Today: their names too, or a
     stage that reads another one with the same columns would pass for what it was.
     """
+    late_by_side: Collection[str] = frozenset()
+    """The joins by event time where the fingerprints of each side's late rows have that side alone. Today: what the watermark
+    has, too, for the other side says with it what is late.
+    """
 
 
 TODAYS = Meanings()

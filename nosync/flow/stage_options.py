@@ -150,6 +150,8 @@ class IntervalOptions(StageOptions):
     """The parts that keep the rows of the sides."""
     schema: pa.Schema
     """The columns of the joined rows."""
+    late_by_side: bool = False
+    """Says whether fingerprints of late rows are without the other side (see `Meanings`)."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import (
     ARRANGE,
-    DISTINCT,
     FIRST,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
@@ -25,10 +23,18 @@ from nosync.flow.bound_stage import (
     BoundStage,
 )
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.kinds import AGGREGATE, FINAL, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, UPDATE, WINDOW
-from nosync.flow.stage_options import FinalOptions
+from nosync.flow.kinds import FINAL, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, UPDATE
 from nosync.flow.tables import NewestRows
-from nosync.job.meanings import times_of
+from nosync.job.meanings import RecordedStates
+from nosync.job.operator_changes import (
+    BY_CONTENTS,
+    by_other_operators,
+    by_other_times,
+    changing_input,
+    check_late_rows,
+    of_other_shape,
+    with_parts,
+)
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError, SchemaError
 from nosync.lsm.manifests.branches import ChangedStages
@@ -38,8 +44,6 @@ from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.trace.directory import LayerDirectory
 
-_BY_CONTENTS = (AGGREGATE, ARRANGE, DISTINCT, JOIN, PER_KEY)
-"""Kinds of stages that may hold rows of an input that changes, and find the one that goes by what is in it."""
 _BY_ARRIVAL = (SEEN, FIRST, INTERVAL_SIDE, INTERVAL_JOIN, TIMED_UPDATE, OUTPUT)
 """Kinds of stages by event time that forget, or give for good, as the watermark goes on."""
 
@@ -79,24 +83,32 @@ def difference(
     own: Collection[str],
     known: Collection[str],
     returned: Mapping[str, TraceId],
-    functions: Mapping[str, Mapping[str, Any]],
-    times: Mapping[str, Any],
+    was: RecordedStates,
+    *,
+    replays: bool,
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
-    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `functions`: of
-    which aggregate functions the states of stages are, by output. `times`: by which windows, times and bounds they are made.
-    Raises FlowError or SchemaError where it cannot go on from there.
+    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `was`: what
+    made the states that are recorded. `replays`: whether epochs that there are will be
+    computed with the flow. Raises FlowError or SchemaError where it cannot go on from there.
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
     views = [view for view in declared.views.values() if not view.goes_on or view.name not in traces]
     of_views = {name for view in views for name in view.stages}
     _check_states_stay(flow, declared, traces, returned)
+    if replays:
+        check_late_rows(flow, changed)
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
-    reshaped = _reshaped(flow, changed, traces, directory, functions) | _by_other_times(flow, changed, traces, times)
-    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, reshaped)
+    shapes = {name: recorded_schema(traces[name], directory) for name in changed if name in traces}
+    others = by_other_operators(flow, shapes, was, of_views)
+    rest = {name: shape for name, shape in shapes.items() if name not in others}
+    reshaped = {*others, *of_other_shape(flow, rest, was), *by_other_times(flow, rest, was)}
+    fed_together = with_parts(flow, reshaped)
+    changed += [name for name in flow.stages if name in fed_together and name not in changed]
+    anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, fed_together)
     _check_rows_are_kept(flow, anew, declared)
-    replaced = _check_states_fit(flow, changed, anew, {**traces, **returned}, directory)
+    replaced = _check_states_fit(flow, changed, anew, others, {**traces, **returned}, directory)
     gone = [
         name
         for name, fingerprint in recorded.items()
@@ -116,7 +128,7 @@ def _check_states_stay(flow: BoundFlow, declared: Dataflow, traces: Collection[s
         new = [
             s for s in flow.recorded
             if _declared(s) in inner and s.name not in traces and s.name not in returned
-            and (s.keyed or s.window is not None or s.kind in (*_BY_ARRIVAL, *_BY_CONTENTS))
+            and (s.keyed or s.window is not None or s.kind in (*_BY_ARRIVAL, *BY_CONTENTS))
         ]  # fmt: skip
         if new:
             operator = _declared(new[0]).partition("-")[0]
@@ -176,13 +188,15 @@ def _check_states_fit(
     flow: BoundFlow,
     changed: Iterable[str],
     anew: Collection[str],
+    others: Collection[str],
     traces: Mapping[str, TraceId],
     directory: LayerDirectory,
 ) -> list[str]:
     """Checks that a changed keyed stage can read its parent's state, which it goes on from.
 
     A stage that begins `anew` takes back what it held before. Returns those that cannot, for they have another key or other
-    columns: they replace it. Raises SchemaError naming a stage that neither goes on nor can be made of all rows.
+    columns, or are `others`, other operators than before, and cannot look up what was: they
+    replace it. Raises SchemaError naming a stage that neither goes on nor can be made of all rows.
     """
     replaced: list[str] = []
     for name in changed:
@@ -192,12 +206,9 @@ def _check_states_fit(
         if not (stage.keyed or key or name in anew):
             _check_columns_of_log(name, schema, stage.schema)
             continue
-        if stage.kind == PER_KEY and not key and not _has_sides(flow, name, traces):
-            raise SchemaError(
-                f"stage {name} had rows in any shard, and becomes a per_key, which has those of a key together: give it another "
-                "name (drop= the old one, add= the new)"
-            )
         try:
+            if name in others and not (key and stage.keyed):
+                raise SchemaError("another operator made it")
             if key != stage.key:
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
             unify_schemas(schema, stage.schema, f"stage {name}")
@@ -210,68 +221,6 @@ def _check_states_fit(
                 "stage another name (drop= the old one, add= the new), so that it begins with no state"
             ) from error
     return replaced
-
-
-def _has_sides(flow: BoundFlow, declared: str, traces: Collection[str]) -> bool:
-    """Returns whether what a stage keeps beside itself, as a join or a per_key does, is recorded."""
-    return any(
-        stage.name in traces for stage in flow.stages.values() if stage.kind == ARRANGE and _declared(stage) == declared
-    )
-
-
-def _reshaped(
-    flow: BoundFlow,
-    changed: Iterable[str],
-    traces: Mapping[str, TraceId],
-    directory: LayerDirectory,
-    functions: Mapping[str, Mapping[str, Any]],
-) -> set[str]:
-    """Returns the stages that have no use for what they hold: who find a row that goes by all that is in it, and hold other
-    columns now, or in another order; and aggregates by other functions. With another key these are refused.
-    """
-    found = set()
-    for stage in (flow.stages[name] for name in changed if name in traces):
-        key, schema = recorded_schema(traces[stage.name], directory)
-        finds_by_contents = stage.kind in _BY_CONTENTS and _changing_input(flow, stage) is not None
-        # A layer has columns that are rare only where a row of it has a value there.
-        rare = stage.plan.rare if stage.plan is not None else frozenset()
-        before, now = ([name for name in names if name not in rare] for names in (schema.names, stage.schema.names))
-        if (finds_by_contents and before != now) or (
-            key == stage.key and _has_other_functions(stage, functions.get(stage.name, {}))
-        ):
-            found.add(stage.name)
-    return found
-
-
-def _by_other_times(
-    flow: BoundFlow, changed: Iterable[str], traces: Mapping[str, TraceId], times: Mapping[str, Any]
-) -> set[str]:
-    """Returns the stages whose windows are others than those that they hold. Raises FlowError where these were given for good,
-    and for joins by event time whose times, bounds or type are others: rows that they need may have gone.
-    """
-    found = set()
-    for stage in (flow.stages[name] for name in changed if name in traces and name in times):
-        if times_of(stage) == times[stage.name]:
-            continue
-        of_final = any(
-            isinstance(one.options, FinalOptions) and one.options.windows.name == stage.name
-            for one in flow.stages.values()
-        )
-        if stage.kind != WINDOW or of_final:
-            what = "it gave its windows for good" if stage.kind == WINDOW else "rows that it would need may have gone"
-            raise FlowError(
-                f"stage {_declared(stage)} goes by other windows, times or bounds than before, or is another join, and cannot "
-                f"go on from what it holds: {what}. Give it another name, and it begins with no state"
-            )
-        # With its watermark, which is fed the same rows.
-        found |= {one.name for one in flow.stages.values() if _declared(one) == _declared(stage)}
-    return found
-
-
-def _has_other_functions(stage: BoundStage, before: Mapping[str, Any]) -> bool:
-    """Returns whether an aggregate would go on from the state of another function. `before`: the functions, by output."""
-    now = stage.plan.functions if stage.plan is not None else {}
-    return any(before.get(output, function) != function for output, function in now.items())
 
 
 def _check_columns_of_log(stage: str, before: pa.Schema, now: pa.Schema) -> None:
@@ -327,7 +276,7 @@ def stages_to_bootstrap(
             begins = stage.name in reshaped or (
                 has_other_code and (declared in of_views or _is_made_of_what_is_there(flow, stage, is_new=is_new))
             )
-            if not (follows or begins or is_returned) or _goes_on(stage, known, follows=follows):
+            if not (follows or begins or is_returned) or _goes_on(stage, known, anew=follows or stage.name in reshaped):
                 continue
             if is_returned:
                 _check_can_come_back(stage)
@@ -387,7 +336,7 @@ def _is_made_of_what_is_there(flow: BoundFlow, stage: BoundStage, *, is_new: boo
     """
     if stage.loop is not None:
         return not flow.loops[stage.loop].growing
-    return (stage.kind in (PER_KEY, JOIN, ARRANGE) and not is_new) or _changing_input(flow, stage) is not None
+    return (stage.kind in (PER_KEY, JOIN, ARRANGE) and not is_new) or changing_input(flow, stage) is not None
 
 
 def _is_given(stage: BoundStage, returned: Collection[str]) -> bool:
@@ -398,20 +347,13 @@ def _is_given(stage: BoundStage, returned: Collection[str]) -> bool:
     return stage.kind == SOURCE or is_table
 
 
-def _goes_on(stage: BoundStage, known: Collection[str], *, follows: bool) -> bool:
+def _goes_on(stage: BoundStage, known: Collection[str], *, anew: bool) -> bool:
     """Returns whether a stage that was there goes on from its state, though its input changes.
 
-    An update's function sees what goes, and may do with it what it likes.
+    An update's function sees what goes, and may do with it what it likes. `anew`: it has no use for its state, or what it
+    follows begins anew.
     """
-    return stage.kind == UPDATE and stage.name in known and not follows
-
-
-def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
-    """Returns an input that changes. For a side of a join it may be an input of the other side."""
-    inputs = list(stage.inputs)
-    if stage.kind == ARRANGE:
-        inputs = [name for side in flow.stages[_declared(stage)].inputs for name in flow.stages[side].inputs]
-    return next((name for name in inputs if flow.stages[name].changing), None)
+    return stage.kind == UPDATE and stage.name in known and not anew
 
 
 def _declared(stage: BoundStage) -> str:

@@ -16,7 +16,7 @@ from nosync.job.branch_checks import (
 )
 from nosync.job.delivery import Delivery, check_not_given, check_sinks
 from nosync.job.flow_versions import FlowVersions
-from nosync.job.meanings import recorded_aggregates, recorded_times
+from nosync.job.meanings import recorded_states
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
@@ -95,8 +95,8 @@ class Branching:
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
         known, histories = self._known_at(t, traces), self._node.histories(self._position.branch)
         returned = returned_stages(bound, traces, histories, t)
-        functions, times = recorded_aggregates(manifest), recorded_times(manifest)
-        return difference(bound, flow, traces, self._directory, own, known, returned, functions, times)
+        was = recorded_states(manifest)
+        return difference(bound, flow, traces, self._directory, own, known, returned, was, replays=True)
 
     def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
         """Returns the stages that were there at an epoch with the job's code.

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from nosync.flow.binder import Analyze, bind, source_fingerprints
 from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import declared_of
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
 from nosync.job.meanings import recorded_meanings
@@ -187,7 +188,10 @@ class FlowVersions:
         before = bound_as_on(manifest, self.declared, self._node.timelines.refs, self._parse_ddl, self._analyze).stages
         recorded = fingerprints_of(manifest)
         sources = {source.name for source in self.flow.sources}
-        same = {n for n in changed if n in recorded and n in before and before[n].fingerprint == recorded[n]} - sources
+        both = {n for n in changed if n in recorded and n in before} - sources
+        other = {declared_of(n) for n in both if before[n].fingerprint != recorded[n]}
+        # A part of an operator may be the same, and begin anew with the others.
+        same = {n for n in both if declared_of(n) not in other}
         if same:
             raise FlowError(
                 f"{self._position.branch} has other code after epoch {manifest.t} than before it, in stage {min(same)}, and this "

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import WATERMARK, BoundStage, declared_of, part_of
-from nosync.flow.kinds import FORGET, UPDATE, WINDOW
+from nosync.flow.bound_stage import (
+    FINAL,
+    FIRST,
+    INTERVAL_JOIN,
+    OUTPUT,
+    TIMED_UPDATE,
+    WATERMARK,
+    BoundStage,
+    declared_of,
+    part_of,
+)
+from nosync.flow.kinds import FORGET, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, STATELESS, UPDATE, WINDOW
 from nosync.flow.meanings import TODAYS, Meanings
 from nosync.flow.stage_options import IntervalOptions, UpdateOptions
 from nosync.kernels.asof_joins import AsofSpec
@@ -32,7 +43,17 @@ AGGREGATES = "aggregates"
 """The key, in a manifest, that says by stage and output which aggregate function its state is of."""
 BY_TIME = "by_time"
 """The key, in a manifest, that says by stage by which times, windows and bounds it holds rows: see `times_of`."""
+OPERATORS = "operators"
+"""The key, in a manifest, that says by stage which operator it is: see `operator_of`."""
+LATE_BY_BOTH_SIDES = "late_by_both_sides"
+"""The key, in a manifest, of the joins by event time where the fingerprints of late rows have both sides."""
 WATERMARK_PART = part_of("", WATERMARK)
+ROWS, CHANGES_OF_ROWS, DEDUPE_OF_CHANGES, SESSION_WINDOW = (
+    "rows",
+    "changes of rows",
+    "dedupe of changes",
+    "session window",
+)
 
 
 def recorded_meanings(manifest: Manifest | None) -> Meanings:
@@ -43,6 +64,8 @@ def recorded_meanings(manifest: Manifest | None) -> Meanings:
     windows = {name.removesuffix(WATERMARK_PART) for name in stages if name.endswith(WATERMARK_PART)}
     policies, forgotten = (_mapping(manifest.meta.get(key)) for key in (WATERMARK_POLICIES, EXPIRIES))
     lenient, taken_back, unnamed = (manifest.meta.get(key) for key in (LENIENT, TAKEN_BACK, UNNAMED))
+    joins = frozenset(name for name, operator in _by_parts(stages).items() if operator == INTERVAL_JOIN)
+    by_both = manifest.meta.get(LATE_BY_BOTH_SIDES)
     if not isinstance(taken_back, list):
         taken_back = [name for name in stages if forgotten.get(name) != FORGET]
     return Meanings(
@@ -50,17 +73,48 @@ def recorded_meanings(manifest: Manifest | None) -> Meanings:
         frozenset(taken_back),
         frozenset(windows - set(lenient if isinstance(lenient, list) else ())),
         frozenset(stages if unnamed is None else unnamed),
+        joins.difference(by_both if isinstance(by_both, list) else ()),
     )
 
 
-def recorded_aggregates(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Returns, by stage and output, of which function its state is. Versions before did not say it."""
-    return {stage: _mapping(functions) for stage, functions in _mapping(manifest.meta.get(AGGREGATES)).items()}
+@dataclass(frozen=True)
+class RecordedStates:
+    """What an epoch says, by stage, of what made the states. Versions before did not say it."""
+
+    functions: Mapping[str, Mapping[str, Any]]
+    """Of which aggregate functions they are, by output."""
+    times: Mapping[str, Any]
+    """By which windows, times and bounds they are made: what `times_of` was."""
+    operators: Mapping[str, Any]
+    """Which operators made them: what `operator_of` was. What a version before did not say is told by its parts, if it can."""
 
 
-def recorded_times(manifest: Manifest) -> Mapping[str, Any]:
-    """Returns, by stage, what `times_of` was. Versions before did not say it."""
-    return _mapping(manifest.meta.get(BY_TIME))
+def recorded_states(manifest: Manifest) -> RecordedStates:
+    """Returns what an epoch says of what made the states of its stages."""
+    functions = {stage: _mapping(of) for stage, of in _mapping(manifest.meta.get(AGGREGATES)).items()}
+    said = manifest.meta.get(OPERATORS)
+    stages = {entry.id.trace.stage for entry in manifest.entries}
+    operators = said if isinstance(said, Mapping) else _by_parts(stages)
+    return RecordedStates(functions, _mapping(manifest.meta.get(BY_TIME)), operators)
+
+
+def _by_parts(stages: Collection[str]) -> dict[str, str]:
+    """Returns the operators, by stage, that are known by their parts."""
+    found = {"seen": FIRST, "open": FINAL, "kept_left": INTERVAL_JOIN, "kept_rows": PER_KEY, "left": JOIN}
+    return {name: kind for name in stages for part, kind in found.items() if part_of(name, part) in stages}
+
+
+def operator_of(stage: BoundStage) -> str | None:
+    """Returns which operator a stage is, where another one cannot go on from what it holds; None for what users do not name."""
+    if stage.kind in (SOURCE, OUTPUT) or PART_SEPARATOR in stage.name:
+        return None
+    if stage.kind in STATELESS:
+        return CHANGES_OF_ROWS if stage.changing else ROWS
+    if stage.plan is not None and stage.plan.is_of_rows:
+        return DEDUPE_OF_CHANGES
+    if stage.kind == WINDOW and stage.window is not None and stage.window.session:
+        return SESSION_WINDOW
+    return UPDATE if stage.kind == TIMED_UPDATE else stage.kind
 
 
 def times_of(stage: BoundStage) -> list[Any] | None:
@@ -92,7 +146,12 @@ def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
         LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
         AGGREGATES: {s.name: s.plan.functions for s in flow.recorded if s.plan is not None and s.plan.functions},
         BY_TIME: {s.name: times for s in flow.recorded if (times := times_of(s)) is not None},
+        OPERATORS: {s.name: operator for s in flow.recorded if (operator := operator_of(s)) is not None},
     }
+    joins = {s.name: s.options for s in flow.stages.values() if s.kind == INTERVAL_JOIN}
+    said[LATE_BY_BOTH_SIDES] = [
+        name for name, of in joins.items() if isinstance(of, IntervalOptions) and not of.late_by_side
+    ]
     unnamed = [s.name for s in flow.stages.values() if s.unnamed]
     return {key: value for key, value in said.items() if value} | {TAKEN_BACK: taken_back, UNNAMED: unnamed}
 

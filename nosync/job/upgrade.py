@@ -30,7 +30,7 @@ from nosync.job.branch_checks import (
 )
 from nosync.job.delivery import check_columns, check_not_given, check_sinks
 from nosync.job.flow_versions import FlowVersions
-from nosync.job.meanings import recorded_aggregates, recorded_times
+from nosync.job.meanings import recorded_states
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, HoleError, InvalidInputError, NosyncError
@@ -149,8 +149,8 @@ class Upgrade:
         own |= self._changed_before_updates(pinned, recorded, manifest)
         known = _known(bound, recorded)
         found = difference(
-            bound, self._declared, traces, self._store.directory, own, known, returned, recorded_aggregates(manifest),
-            recorded_times(manifest),
+            bound, self._declared, traces, self._store.directory, own, known, returned, recorded_states(manifest),
+            replays=self._at is not None,
         )  # fmt: skip
         changed, anew = found.changed, found.anew
         if self._at is None:

@@ -58,6 +58,8 @@ class Plan:
         """
         self.key = tuple(key)
         self.retracts = retracts
+        self.is_of_rows = False
+        """Says whether it keeps one row per key of those that there are, and has no aggregates."""
         self._outputs: dict[str, tuple[Aggregate, str, str]] = {}  # output -> function, accumulator, count accumulator
         self.accumulators: dict[str, Accumulator] = {}
         self._sums: dict[str, Sum] = {}
@@ -100,6 +102,7 @@ class Plan:
         there.
         """
         plan = cls(stage, key, {}, schema, retracts=True)
+        plan.is_of_rows = True
         for name in columns:
             check_ordered(stage, Aggregate("field", name), schema.field(name).type)
         if columns:

@@ -203,7 +203,9 @@ def _update_with_ttl(
         expired, expired_hashes = trace.rows_where(TOUCHED_COLUMN, low, due, given.before)
         at = match_keys(old_hashes, key_arrays(old, stage), expired_hashes, key_arrays(expired, stage))
         silent = np.flatnonzero(at < 0)  # not among this epoch's changes
-        old = as_batch(pa.Table.from_batches([old, take_batch(expired, silent)]))
+        # An upgrade may have taken a column away that is ours: until when a row lives, by event time.
+        columns = stage.schema.names
+        old = as_batch(pa.Table.from_batches([old.select(columns), take_batch(expired, silent).select(columns)]))
         old_hashes = np.concatenate([old_hashes, expired_hashes[silent]])
     expired = np.arange(len(old)) >= touched if stage.expires else None
     new = new.select(stage.schema.names)

@@ -23,7 +23,7 @@ from nosync.job.meanings import meanings_to_record, recorded_meanings
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN, ChangedStages
 from nosync.lsm.manifests.manifest import SUMS
-from nosync.lsm.model.history import Span, views_of
+from nosync.lsm.model.history import Span, continued, views_of
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.operators.loops import first_phase, next_phase
@@ -48,9 +48,9 @@ def parse_ddl(text: str) -> pa.Schema:
 
 
 def meanings_before(flow: Dataflow) -> Meanings:
-    """What a flow meant in versions that recorded nothing of expiry, of what is late, and of names."""
+    """What a flow meant in versions that recorded nothing of expiry, of what is late, of names, and of the sides of joins."""
     names = frozenset(stage.name for stage in flow.stages)
-    return Meanings(taken_back=names, strict=names, unnamed=names)
+    return Meanings(taken_back=names, strict=names, unnamed=names, late_by_side=names)
 
 
 class Runner:
@@ -262,7 +262,13 @@ class StoreRunner(Runner):
         return {stage.name: recorded[stage.name] for stage in self.flow.sources}
 
     def _begin_spans(self, t: int) -> None:
-        self.spans = {name: list(history) for name, history in self.store.node.histories(self.branch).items()}
+        node = self.store.node
+        histories, timeline = node.histories(self.branch), node.timelines.timeline(self.branch)
+        if timeline.replaced and timeline.at is not None and pack(t) == end_of(timeline.at):
+            for s in self.flow.recorded:
+                history, replaces = histories.get(s.name, ()), s.name in timeline.replaced
+                histories[s.name] = continued(history, s.fingerprint, self.shards, pack(t), replaces=replaces)
+        self.spans = {name: list(history) for name, history in histories.items()}
 
     def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
         super().advance(t, rows)

@@ -38,8 +38,8 @@ def give(job: nosync.Job, spark: SparkSession, t: int) -> None:
 
 
 def window(**arguments: Any) -> Make:
-    said = {"time": "at", "watermark": "1 hour", **arguments}
-    return lambda clicks, _: clicks.window("s", key=["k"], n=nosync.count(), **said)
+    said = {"time": "at", "watermark": "1 hour", "n": nosync.count(), **arguments}
+    return lambda clicks, _: clicks.window("s", key=["k"], **said)
 
 
 def interval(**arguments: Any) -> Make:
@@ -60,13 +60,15 @@ def asof(**arguments: Any) -> Make:
         (window(gap="5 minutes"), window(gap="10 minutes")),
         (window(gap="10 minutes", keep="10 days"), window(gap="30 minutes", keep="10 days")),
         (window(size="10 minutes"), window(size="10 minutes", time="made")),
+        (window(size="10 minutes"), window(size="10 minutes", n=nosync.sum("x"))),
     ],
-    ids=["size", "slide", "gap", "gap of kept ones", "time"],
+    ids=["size", "slide", "gap", "gap of kept ones", "time", "function"],
 )
 def test_other_windows_are_made_of_all_rows(
     spark: SparkSession, open_store: OpenStore, before: Make, after: Make
 ) -> None:
-    upgraded = nosync.Job(flow_of(before), open_store("upgraded"), spark=spark, shards=1)
+    store = open_store("upgraded")
+    upgraded = nosync.Job(flow_of(before), store, spark=spark, shards=1)
     fresh = nosync.Job(flow_of(after), open_store("fresh"), spark=spark, shards=1)
     for t in range(2):
         give(upgraded, spark, t)
@@ -74,8 +76,11 @@ def test_other_windows_are_made_of_all_rows(
     assert plan is not None
     assert "s" in plan.begins_anew
     upgraded.upgrade(flow_of(after))
-    for t in range(2, 4):
-        give(upgraded, spark, t)
+    give(upgraded, spark, 2)
+    store.close()  # and it starts again
+    store = open_store("upgraded")
+    upgraded = nosync.Job(flow_of(after), store, spark=spark, shards=1)
+    give(upgraded, spark, 3)
     for t in range(4):
         give(fresh, spark, t)
     rows = sorted(map(tuple, fresh.read("s").collect()))
