@@ -1,13 +1,12 @@
-"""Persistence levels: how well a stage's layers are kept, as the number of durable copies that the safe point waits
-for.
+"""Persistence levels: how well a stage's layers are kept, as the number of durable copies that the safe point waits for.
 
-| level | meaning | a crash costs | |---|---|---| | `none` | not recorded: computed again from its input whenever it is
-needed (stateless stages only) | nothing but time | | `memory` | published, not waited for | recomputation of what the
-machine had not written yet | | `disk` | durable on this node (fsync, read back, in the catalog) before the safe point
-passes | nothing, unless it is lost | | `replicated(k)` | durable on k nodes before the safe point passes | nothing,
-unless k nodes are lost | | `remote()` | as `disk`, and inputs are released only when the object store has the epoch,
-too | nothing, unless the bucket is lost as well | | `replicated(k, remote=True)` | as `replicated(k)`, and the same |
-the same |
+- `none`: not recorded, and computed again from its input whenever it is needed (stateless stages only). A crash costs
+  nothing but time.
+- `memory`: published, and not waited for. A crash costs computing again what the machine had not written yet.
+- `disk`: durable on this node (fsync, read back, in the catalog) before the safe point passes. A crash costs nothing.
+- `replicated(k)`: durable on k nodes before the safe point passes. Nothing is lost unless k nodes are.
+- `remote()`, `replicated(k, remote=True)`: as `disk` and as `replicated(k)`, and inputs are released only when the object
+  store has the epoch, too. Nothing is lost unless the bucket is lost as well.
 """
 
 from __future__ import annotations
