@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 import nosync
 from bench.harness import Result, paired
 from bench.spark_epochs import CORES, SHARDS
-from nosync.spark.parquet_inputs import MOST_SHARDS
+from nosync.spark.parquet_inputs import MOST_READERS
 from nosync.spark.session import DRIVER_MAX_BYTES, local_session
 
 COLUMNS = "k bigint, state string, a bigint, b bigint"
@@ -32,7 +32,7 @@ def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()
         for rows in SIZES[scale]:
-            for shards in (SHARDS, MOST_SHARDS):
+            for shards in (SHARDS, MOST_READERS):
                 yield _beside(spark, root / f"{rows}-{shards}", rows, shards, repeats)
     spark.stop()
 

@@ -17,8 +17,9 @@ from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
 from nosync.operators.loops import Phase
 from nosync.replication.client.location import StoreLocation
+from nosync.runtime.edge_scan import EdgeScan, scanned_segments, with_their_sources
 from nosync.runtime.scan import Scan, SourceFiles
-from nosync.runtime.segment_task import Report, SegmentTask
+from nosync.runtime.segment_task import Report, SegmentTask, edge_schema
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,21 @@ class PartPlan:
         part: Part,
         given: Collection[str],
         files: Mapping[str, SourceFiles],
+        *,
+        most_readers: int = 0,
     ) -> None:
-        """`given`: the sources whose rows are given. `files`: by source, those that tasks read themselves."""
+        """`given`: the sources whose rows are given. `files`: by source, those that tasks read themselves; `most_readers`: by so
+        many tasks, where those behind the source read it, too.
+        """
         self.flow, self.plans, self.part, self.given, self._files = flow, plans, part, given, files
         self.shards = plans[0].shards
         self._wanted_at = self._wanted_outputs()
         self._wanted = None if self._wanted_at is None else set[SegmentOutput]().union(*self._wanted_at)
+        reads = bool(files) and self._wanted is None
+        self._readers = scanned_segments(flow, files, self.shards, most_readers) if reads else frozenset[str]()
+        """The segments behind sources whose tasks read these themselves."""
+        if self._readers:
+            self.flow = with_their_sources(flow, self._readers)
 
     @property
     def has_several(self) -> bool:
@@ -108,8 +118,8 @@ class PartPlan:
         return tuple(name for name in segment.stages if not self.flow.stages[name].of_rounds)
 
     def is_scanned(self, segment: Segment) -> bool:
-        """Returns whether a segment's tasks read its sources themselves."""
-        return any(name in self._files for name in segment.stages)
+        """Returns whether a segment's tasks read its sources themselves, or those that its rows come from."""
+        return segment.name in self._readers or any(name in self._files for name in segment.stages)
 
     def is_given(self, segment: Segment) -> bool:
         """Returns whether a segment's rows are those that the epoch is given."""
@@ -127,6 +137,10 @@ class PartPlan:
     def outputs(self, segment: Segment) -> list[SegmentOutput]:
         """Returns what leaves a segment."""
         found = self.flow.outputs(segment, self.part.loop)
+        if self._readers:
+            takers = [one for one in self.flow.segments.values() if one.name not in self._readers and not one.fused]
+            sent = {edge.output for taker in takers for edge in taker.edges}
+            return [output for output in found if output in sent]
         return found if self._wanted is None else [output for output in found if output in self._wanted]
 
     def _wanted_outputs(self) -> list[set[SegmentOutput]] | None:
@@ -190,10 +204,15 @@ class PartPlan:
         absent = frozenset(i for i, f in enumerate(edges) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
         tasks = self._tasks(run, edges, output, round=round, absent=absent, head=segment.name)
-        scan = None
-        if self.is_scanned(segment):
+        scan, edge_scans = None, None
+        if segment.name in self._readers:
+            schemas = [edge_schema(flow.stages, edge) for edge in edges]
+            edge_scans = tuple(
+                EdgeScan.of(flow, edge, schema, self._files) for edge, schema in zip(edges, schemas, strict=True)
+            )
+        elif self.is_scanned(segment):
             scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
-        return [replace(task, fused=segment.fused, scan=scan) for task in tasks], absent
+        return [replace(task, fused=segment.fused, scan=scan, edge_scans=edge_scans) for task in tasks], absent
 
     def tasks_of_round_before(self, edge: InputEdge) -> list[SegmentTask]:
         """Returns the tasks that read back what a loop's body returned in the round before."""

@@ -113,17 +113,17 @@ class Scan:
                 rows = rows.take(pa.array(canonical_order(rows)))
                 given.append(rows)
                 if edge is not None:
-                    made, _ = _made(edge, steps, rows)
+                    made, _ = results_of(edge.jvm, steps, rows)
                     schema = stages[edge.jvm[-1]].rows_schema
                     made = renamed(made, schema, schema.names)
-                    fed[edges.index(edge)] = hashed(made, edge.key, sent=made)
+                    fed[edges.index(edge)] = hashed(made, edge.key, sent=made) if edge.key else made
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
         return given, fed
 
     def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:
         """Yields the rows of a source, some at a time."""
-        return _parts(self.files[source.name], source.schema)
+        return parts_of(self.files[source.name], source.schema)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int, most_bytes: 
     """
     parts, rows, size_bytes = [schema.empty_table()], 0, 0
     try:
-        for part in _parts(files, schema):
+        for part in parts_of(files, schema):
             parts.append(part)
             rows, size_bytes = rows + part.num_rows, size_bytes + part.nbytes
             if rows > most_rows or size_bytes > most_bytes:
@@ -164,17 +164,22 @@ def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
     return steps
 
 
-def _made(edge: InputEdge, steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
-    """Returns what the expressions on the way along an edge make of rows, and the numbers of those that pass."""
+def results_of(by: Sequence[str], steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
+    """Returns what the expressions of some stages make of rows, and the numbers of those that pass. Raises ScanError where
+    they cannot be evaluated here.
+    """
     try:
         return applied(steps, rows)
     except pa.ArrowException as error:
-        stages = ", ".join(edge.jvm)
+        stages = ", ".join(by)
         raise ScanError(f"stage {stages}: its expressions cannot be evaluated here: {error}", stage=stages) from error
 
 
-def _parts(files: SourceFiles, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yields the rows of the files, some at a time: most of them are other shards', and need not stay in memory."""
+def parts_of(files: SourceFiles, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yields the rows of the files, some at a time: most of them are other shards', and need not stay in memory.
+
+    Raises OSError, pa.ArrowException and ScanError.
+    """
     read = [name for name in files.columns if name is not None]
     names = [own if name is None else name for own, name in zip(schema.names, files.columns, strict=True)]
     inserted = [own for own, name in zip(schema.names, files.columns, strict=True) if name is None]
@@ -210,16 +215,17 @@ class _Placed:
     def _hashes(self, rows: pa.Table) -> U32:
         names = self.source.schema.names
         if self.source.is_placed_by_columns:
-            return _hashes_of(rows, self.source.placed_by or names)
+            return hashes_of(rows, self.source.placed_by or names)
         assert self.edge is not None, "by what expressions make, which come by an edge"
-        made, numbers = _made(self.edge, self.steps, rows)
+        made, numbers = results_of(self.edge.jvm, self.steps, rows)
         found: U32 = np.empty(rows.num_rows, dtype=np.uint32)
         is_out: npt.NDArray[np.bool_] = np.ones(rows.num_rows, dtype=np.bool_)
         is_out[numbers] = False
-        found[numbers] = _hashes_of(made, self.edge.key)
-        found[is_out] = _hashes_of(rows.filter(pa.array(is_out)), names)
+        found[numbers] = hashes_of(made, self.edge.key)
+        found[is_out] = hashes_of(rows.filter(pa.array(is_out)), names)
         return found
 
 
-def _hashes_of(rows: pa.Table, names: Sequence[str]) -> U32:
+def hashes_of(rows: pa.Table, names: Sequence[str]) -> U32:
+    """Returns the hash of each row's columns of these names, by which rows get to shards."""
     return hash32([as_array(rows.column(name)) for name in names])

@@ -21,6 +21,7 @@ from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
 from nosync.replication.client.location import StoreLocation
+from nosync.runtime.edge_scan import EdgeScan
 from nosync.runtime.scan import Scan
 
 TAG_SHARD_BITS = 40
@@ -116,6 +117,8 @@ class SegmentTask:
     """See `nosync.flow.bound_stage.Segment`."""
     scan: Scan | None = None
     """The files of its sources that the task reads itself; None: their rows come."""
+    edge_scans: tuple[EdgeScan, ...] | None = None
+    """How the task makes the rows of its edges of files that it reads itself; None: they come."""
     emits: bool = True
     """Says whether anybody wants the rows that leave the segment at this epoch."""
     absent: frozenset[int] = frozenset()
@@ -130,6 +133,9 @@ class SegmentTask:
 
     def edge_of(self, stage: str, input: str) -> int | None:
         """Returns the edge that an input comes by; None where it is computed in this segment."""
+        expressed = next((i for i, f in enumerate(self.edges) if f.jvm and f.jvm[-1] == stage), None)
+        if expressed is not None:
+            return expressed
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].edge_key

@@ -25,6 +25,7 @@ from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.model.layer import Shard
 from nosync.operators.canonical import hashed
 from nosync.operators.operators import lone_updates_named
+from nosync.runtime.edge_scan import EdgeScan
 from nosync.runtime.fused_rows import no_rows, renamed, split
 from nosync.runtime.segment_task import MARK, TAG_INPUT_BITS, SegmentTask, edge_schema, side_column
 
@@ -88,6 +89,9 @@ class ShardInputs:
         if task.fused or task.scan is not None:
             self._receive_fused(rows)
             return
+        if task.edge_scans is not None:
+            self.edges = [self._scanned(scan) for scan in task.edge_scans]
+            return
         if not task.edges:
             self._given = {stage.name: _as_given(rows, stage) for stage in task.sources if rows is not None}
             return
@@ -97,6 +101,11 @@ class ShardInputs:
             if mine is not None and several:
                 mine = mine.filter(pc.equal(mine.column(SIDE_COLUMN), i))
             self.edges.append(self._edge_rows(i, edge, mine, several=several))
+
+    def _scanned(self, scan: EdgeScan) -> EdgeRows:
+        rows, span = scan.rows(self._shard)
+        oldest_us, newest_us = (None, None) if span is None else span
+        return EdgeRows(rows, set(range(self._task.shards)), oldest_us, newest_us)
 
     def _receive_fused(self, rows: pa.Table | None) -> None:
         task, fed = self._task, dict[int, pa.Table]()

@@ -71,7 +71,7 @@ class EpochFrames:
         flow = self._plan.flow
         tasks, absent = self._plan.tasks_of(segment, output)
         edges = list(tasks[0].edges)
-        if tasks[0].scan is not None or segment.name in self._exchanged:
+        if tasks[0].scan is not None or tasks[0].edge_scans is not None or segment.name in self._exchanged:
             return self._mapped(segment, self._blank(), tasks)
         if self._plan.is_given(segment):
             rows = self._shuffled(self.given(segment, tasks[0]))

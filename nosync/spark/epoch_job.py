@@ -19,6 +19,7 @@ from nosync.runtime.scan import SourceFiles
 from nosync.spark.arrow_transfer import Handover
 from nosync.spark.epoch_frames import EpochFrames
 from nosync.spark.file_shuffle import SHARD_COLUMN, Exchanges, Exchanging
+from nosync.spark.parquet_inputs import MOST_READERS
 from nosync.spark.session import in_workers_of_queries
 
 
@@ -41,7 +42,7 @@ class EpochJob:
 
     def __init__(self, work: Work, part: Part) -> None:
         self._spark, self._handover, self._exchanges = work.spark, work.handover, work.exchanges
-        self._plan = PartPlan(work.flow, work.plans, part, work.inputs, work.files)
+        self._plan = PartPlan(work.flow, work.plans, part, work.inputs, work.files, most_readers=MOST_READERS)
         self._exchanging: Exchanging | None = None
         self._exchanged: dict[str, Exchange] = {}
         self._frames = EpochFrames(self._plan, work.spark, work.inputs, work.handover, self._exchanged)

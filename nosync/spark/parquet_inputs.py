@@ -26,8 +26,8 @@ from nosync.runtime.scan import ParquetFile, SourceFiles, why_not_scanned
 
 log = logging.getLogger("nosync")
 
-MOST_SHARDS = 16
-"""Each reads all: with more of them that would be more work than what it saves."""
+MOST_READERS = 16
+"""So many tasks may read all: with more of them that would be more work than what it saves."""
 MOST_BYTES = 256 << 20
 """Of all files' columns, not compressed."""
 MOST_FILES = 16
@@ -64,7 +64,7 @@ def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame])
 
 
 def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, SourceFiles]:
-    if shards > MOST_SHARDS:
+    if shards > MOST_READERS:
         raise _ByJvm(f"each of {shards} shards would read all")
     reason = why_not_scanned(flow)
     if reason is not None:

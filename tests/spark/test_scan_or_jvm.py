@@ -148,7 +148,7 @@ def test_tables_whose_files_are_parquet_are_read_by_the_jvm(
 
 @pytest.mark.parametrize(
     ("limit", "value", "reason"),
-    [("MOST_SHARDS", SHARDS - 1, "each of 3 shards would read all"), ("MOST_BYTES", 1000, "bytes")],
+    [("MOST_READERS", SHARDS - 1, "each of 3 shards would read all"), ("MOST_BYTES", 1000, "bytes")],
 )
 def test_what_would_be_too_much_for_each_task_is_read_by_the_jvm(
     limit: str,
