@@ -118,7 +118,7 @@ fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000),
 	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0
 	NOSYNC_FUZZ=$(CALLS) $(BIN)/python -m pytest -v tests/cluster/test_fuzz_calls.py --timeout 0
 	NOSYNC_FUZZ=$(FLOWS) $(BIN)/python -m pytest -v tests/property/test_fuzzed_flows.py --timeout 0
-	NOSYNC_LONG=1 NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/job/test_fuzzed_jobs.py --timeout 0
+	NOSYNC_LONG=1 NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/job/test_fuzzed_jobs.py tests/spark/test_scan_fuzz.py --timeout 0
 
 audit: setup  ## Look for packages with known holes: by a list kept by hand, and by pip-audit where it reaches its data.
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; } || true
