@@ -34,7 +34,7 @@ from nosync.checkpoints.retention import (
     unpin,
 )
 from nosync.checkpoints.state_diff import state_diff
-from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError, StoreLockedError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
@@ -195,7 +195,9 @@ class Checkpoint:
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
             with keep.writing():
-                Follower(made.path, keep).look()
+                follower = Follower(made.path, keep)
+                follower.look()
+            _check_whole(follower)
         return made
 
     def rewind(
@@ -368,6 +370,13 @@ def _newest_on(keep: Keep, copies: _Copies, nodes: int) -> Batch | None:
     return None
 
 
+def _check_whole(follower: Follower) -> None:
+    """Raises CorruptionError where files were left out that are damaged."""
+    damage = follower.damage()
+    if damage is not None:
+        raise CorruptionError(damage)
+
+
 def checkpoint(name: str, store: str | os.PathLike[str] | None = None) -> Checkpoint:
     """Opens what is kept of a checkpoint. `store`: the data directory (default: $NOSYNC_DATA).
 
@@ -414,12 +423,13 @@ class Watch:
         return checkpoint(self._keep.name, self._keep.data)
 
     def close(self) -> None:
-        """Takes in what is there yet, and ends. Raises NosyncError where that cannot be."""
+        """Takes in what is there yet, and ends. Raises NosyncError where that cannot be, or something of it is damaged."""
         if not self._stopped.is_set():
             self._stopped.set()
             self._thread.join()
             with self._writing:
                 self._follower.look()
+            _check_whole(self._follower)
 
     def abandon(self) -> None:
         """Ends without taking in what is there yet: what the death of the process does."""

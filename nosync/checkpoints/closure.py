@@ -29,6 +29,7 @@ from nosync.checkpoints.spark_files import (
     read_lineage,
     read_offsets,
     read_operator,
+    read_query,
     read_snapshot,
 )
 from nosync.lsm.errors import CorruptionError, NotAvailableError
@@ -66,6 +67,7 @@ class Closures:
         self._offsets: dict[Batch, Offsets] = {}
         self._parts: dict[str, list[PartFile]] = {}
         self._stores: dict[str, list[StoreId]] = {}
+        self._query: str | None = None
 
     def of(self, t: Batch) -> Closure:
         """Returns the closure of a batch.
@@ -107,6 +109,14 @@ class Closures:
             (self._commits if file.log == "commits" else self._offsets).pop(file.batch, None)
         for said in (self._parts, self._lineages, self._stores):
             said.pop(path, None)
+        if path == METADATA:
+            self._query = None
+
+    def query(self) -> str:
+        """Returns the id of the query. Raises CorruptionError where the file that has it does not say it."""
+        if self._query is None:
+            self._query = read_query(self._read(METADATA), METADATA)
+        return self._query
 
     def commit(self, t: Batch) -> Commit:
         """Returns what `commits/t` says."""
@@ -174,10 +184,12 @@ class _Search:
 
     def _logs(self) -> None:
         self._must(METADATA)
+        self._closures.query()
         self._must(f"commits/{self._t}")
         self._must(f"offsets/{self._t}")
         if self._t > 0:
             self._must(f"offsets/{self._t - 1}")
+            self._closures.offsets(Batch(self._t - 1))  # Spark reads it when it starts
 
     def _sources(self) -> None:
         ends = self._closures.offsets(self._t).log_ends

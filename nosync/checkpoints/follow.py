@@ -44,8 +44,10 @@ class Follower:
         """The newest batch that is kept, and its commit in the checkpoint, when that was found to be what is kept."""
         self._left: str | None = None
         """Why the checkpoint is not the one any more that is kept. That stays, however far it runs on."""
+        self._damaged: dict[str, str] = {}
+        """Files that are damaged, and what was found of each. They are left out."""
         self.problem: str | None = None
-        """What keeps the newest batch from being kept; None when all is well."""
+        """What keeps the newest batch, or a file of it, from being kept; None when all is well."""
 
     def look(self) -> list[str]:
         """Takes in what is new, and returns its names. Raises NosyncError where something cannot be taken in."""
@@ -68,19 +70,32 @@ class Follower:
         for t in new:
             self._check_offsets(t)
         seen = (new[-1], self._identity_of(new[-1])) if new else self._last_seen
-        taken: list[str] = []
+        taken, damaged = list[str](), dict[str, str]()
         # The first time, and where batches came faster than they were looked at, all is listed.
         if is_due or len(new) > 1 or not self._keep.index.stores():
             last, index = max(commits, default=None), self._keep.index
             oldest = {source: min(n for n, _ in index.source_log(source)) for source in index.sources()}
             taken = self._keep.take(
-                self._source, (path for path in self._listed() if self._is_of(path, last, since, oldest))
+                self._source, (path for path in self._listed() if self._is_of(path, last, since, oldest)), damaged
             )
-            self._listed_s = env.monotonic_s()
+            self._listed_s, self._damaged = env.monotonic_s(), damaged
         for t in new:
-            taken += self._keep.take(self._source, self._names_of(t))
+            try:
+                names = self._names_of(t)
+            except CorruptionError as error:  # what its commit or its offsets say is not known
+                self._damaged[f"commits/{t}"] = str(error)
+                continue
+            taken += self._keep.take(self._source, names, self._damaged)
         self._last_seen = seen
         return taken
+
+    def damage(self) -> str | None:
+        """Returns what is damaged of the checkpoint; None where nothing is. Spark may never need it."""
+        if not self._damaged:
+            return None
+        first, more = self._damaged[min(self._damaged)], len(self._damaged) - 1
+        others = f" (and {more} more files are damaged)" if more else ""
+        return f"{first}{others}. That is left out, with each batch that needs it; the others are kept"
 
     def _since(self) -> Batch:
         """Returns the first of the newest batches that are kept without a gap: what came before, and is not kept, was
@@ -154,9 +169,13 @@ class Follower:
         while not stopped.is_set():
             try:
                 taken = self.look()
-                self.problem = None
+                before, self.problem = self.problem, self.damage()
+                if self.problem is not None and self.problem != before:
+                    log.error("checkpoint %s: %s", self._keep.name, self.problem)
                 if taken:
                     told(taken)
+                elif self.problem is not None:
+                    stopped.wait(AGAIN_AFTER_S)  # a damaged commit is new each time
             except NosyncError as error:
                 if self.problem != str(error):
                     log.error("checkpoint %s: %s", self._keep.name, error)

@@ -47,6 +47,10 @@ _CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """What link(2) says where there can be no second name: then the file is copied."""
 
 
+class _OtherContentsError(CorruptionError):
+    """A name is taken by other contents than are kept under it."""
+
+
 class Keep:
     """The keep of one checkpoint. `data`: the data directory that it is in. One thread may change it at a time."""
 
@@ -56,6 +60,8 @@ class Keep:
         self.data, self.env, self.generation = data, env, generation
         self.root = data / CHECKPOINTS / directory_of(name, generation)
         self._not_synced: set[str] = set()
+        self._held: int | None = None
+        """The inode of the directory, while it is held for one writer."""
         self._load()
 
     def _load(self) -> None:
@@ -122,28 +128,53 @@ class Keep:
         try:
             self._load()
             self._sync(self.index.paths())
+            self._held = self.env.identity(self.root).inode
             yield
         finally:
+            self._held = None
             lock.release()
 
-    def take(self, source: Path, paths: Iterable[str]) -> list[str]:
+    def take(self, source: Path, paths: Iterable[str], damaged: dict[str, str] | None = None) -> list[str]:
         """Takes in files of a checkpoint at `source`. Returns those that are new here; they are durable.
 
-        What Spark removed meanwhile is left out. Raises CorruptionError for a file that does not fit its checksum, and
-        StorageError where the disk refuses.
+        What Spark removed meanwhile is left out. So are files that are damaged where `damaged` is given, which is told of
+        them; batches that need one cannot be gone on from.
+
+        Raises CorruptionError for a damaged file, or one that does not fit its checksum, if `damaged` is None; for other
+        contents than are kept under a name; and StorageError where the disk refuses, or what was kept is gone.
         """
+        self._check_is_there()
         known = {path for path in paths if is_kept(path) and path not in self.index}
         commits = sorted((path for path in known if path.startswith("commits/")), key=_number)
-        taken = self._take_some(source, sorted(known.difference(commits), key=_snapshots_last))
+        taken = self._take_some(source, sorted(known.difference(commits), key=_snapshots_last), damaged)
         for commit in commits:
-            taken += self._take_some(source, [commit])
+            taken += self._take_some(source, [commit], damaged)
         return taken
 
-    def _take_some(self, source: Path, paths: Iterable[str]) -> list[str]:
+    def _check_is_there(self) -> None:
+        """Raises StorageError where the directory of the keep is not the one any more that it was when it was opened."""
+        if self._held is None:
+            return
+        try:
+            is_there = self.env.identity(self.root).inode == self._held
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise StorageError(
+                f"what was kept of checkpoint {self.name} is gone: {self.root} was removed or replaced. End this and watch the "
+                "checkpoint again: what it still has is taken in anew"
+            )
+
+    def _take_some(self, source: Path, paths: Iterable[str], damaged: dict[str, str] | None) -> list[str]:
         """Links files and makes them durable. They count, in the index, only then."""
         linked: dict[str, int] = {}
         for path in paths:
-            linked |= self._link_with_parts(source, path)
+            try:
+                linked |= self._link_with_parts(source, path)
+            except CorruptionError as error:
+                if damaged is None or isinstance(error, _OtherContentsError):
+                    raise
+                damaged[path] = str(error)
         self._sync(linked)
         for path, size_bytes in linked.items():
             self.index.add(path, size_bytes)
@@ -270,7 +301,7 @@ class Keep:
         except FileNotFoundError:
             return  # one of them went just now
         if not is_same:
-            raise CorruptionError(
+            raise _OtherContentsError(
                 f"{file}: has other contents than {kept}, which is kept: two queries write this checkpoint, or it was set "
                 "back by hand. Keep it under another name"
             )

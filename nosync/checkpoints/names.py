@@ -137,7 +137,7 @@ def is_kept(path: str) -> bool:
 
 def never_empty(path: str) -> bool:
     """Returns whether Spark writes something into a file of this name at all times."""
-    return isinstance(parse(path), BatchFile | SourceFile | StateFile | OperatorFile)
+    return path == "metadata" or isinstance(parse(path), BatchFile | SourceFile | StateFile | OperatorFile)
 
 
 def parse(path: str) -> CheckpointFile:

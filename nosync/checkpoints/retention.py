@@ -61,7 +61,9 @@ def pin(keep: Keep, name: str, t: int | None = None) -> CheckpointPin:
     for known in pins(keep):
         if known.name == name:
             if known.batch != made.batch:
-                raise InvalidInputError(f"pin {name!r} holds batch {known.batch}: unpin it first, or say another name")
+                raise InvalidInputError(
+                    f"pin {name!r} holds batch {known.batch}: remove it first (unpin(), --remove), or say another name"
+                )
             return known
     add_element(keep.data, _directory(keep), name, {"name": name, "batch": made.batch}, keep.env)
     try:  # another process may have been removing its files, and did not see the pin

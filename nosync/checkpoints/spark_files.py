@@ -63,6 +63,12 @@ class PartFile:
     size_bytes: int
 
 
+def read_query(data: bytes, where: str) -> str:
+    """Reads `metadata`: JSON with the id of the query."""
+    with parsed("the metadata of a query", where):
+        return str(json.loads(data)["id"])
+
+
 def read_commit(data: bytes, where: str) -> Commit:
     """Reads `commits/<batch>`: a line with the version, then JSON."""
     with parsed("a commit", where):

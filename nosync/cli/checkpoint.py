@@ -20,7 +20,7 @@ from nosync.checkpoints.places import DATA_VARIABLE, local_directory
 from nosync.checkpoints.restore import Restored
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, GivenPath, err, out, print_json, size_text, table_of
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError
 
 DATA = click.option(
     "--store", "store", metavar="DIR", envvar=DATA_VARIABLE, required=True,
@@ -74,6 +74,9 @@ def watch(path: Path, name: str | None, keep_batches: int | None, once: bool, st
             wait_for_signal()
     status = running.checkpoint.status(last=1)
     out.print(f"{status.name}: {_summary(status)}, {status.files} files")
+    if once and status.batches and status.newest is None:
+        why = status.batches[-1].why_not
+        raise NotAvailableError(f"checkpoint {status.name}: no batch can be gone on from: {why}")
 
 
 @checkpoint.command(name="list")
@@ -217,7 +220,7 @@ def rewind(
 
 @checkpoint.command()
 @NAME
-@click.argument("pin_name", metavar="PIN", required=False)
+@click.argument("pin_name", metavar="[PIN]", required=False)
 @AT
 @click.option("--remove", is_flag=True, help="Take the name back.")
 @DATA

@@ -84,6 +84,8 @@ class DoorApp:
             return Answer(403, refused(str(error)).body())
         except GoneError:
             raise
+        except asyncio.CancelledError:  # the rest of a body did not come while the door ended
+            return Answer(503, refused("the door ends; ask again").body(), [(b"connection", b"close")])
         except Exception:  # a defect of ours: the query is told, and the door lives
             log.exception("the door could not answer a request (%s)", scope.get("method"))  # the rest has the secret
             return Answer(500, refused("the door could not answer; its log says why").body())
