@@ -31,6 +31,7 @@ from nosync.spark.session import (
 )
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_MOST_SHOWN = 5
 _RULES_TO_EXCLUDE = (
     # It would drop the tasks over an empty input, which have empty layers to record.
     "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
@@ -64,7 +65,7 @@ def run_epochs(
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
-    with task_errors(), turn_of(spark):
+    with task_errors(_computed(flow, plans)), turn_of(spark):
         may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
         exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
@@ -92,6 +93,15 @@ def run_epochs(
 
         with settings_for_epochs(spark, {**over.settings, **settings}):
             return run_parts(flow, plans, run_part)
+
+
+def _computed(flow: BoundFlow, plans: Sequence[EpochPlan]) -> str:
+    """Returns which epochs run, and what the JVM evaluates in them: its errors name neither."""
+    first, last = plans[0].t, plans[-1].t
+    epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+    stages = [name for name, stage in flow.stages.items() if stage.in_jvm]
+    shown = ", ".join(stages[:_MOST_SHOWN]) + (", ..." if len(stages) > _MOST_SHOWN else "")
+    return f"{epochs} (expressions of {shown}): " if stages else f"{epochs}: "
 
 
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:

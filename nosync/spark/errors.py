@@ -90,19 +90,19 @@ def interruption_in(text: str) -> NosyncError | None:
 
 
 @contextmanager
-def task_errors() -> Iterator[None]:
-    """Turns what Spark made of a task's error back into that error."""
+def task_errors(what: str = "") -> Iterator[None]:
+    """Turns what Spark made of a task's error back into that error. `what`: was computed, for an error that does not say."""
     try:
         yield
     except PySparkException as error:
         failure = decode_failure(str(error)) or interruption_in(str(error))
         if failure is None:
-            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
+            raise NosyncError(f"{what}the Spark job failed: {reason_of(str(error))}") from error
         raise failure from None
     except Exception as error:
         failure = decode_failure(str(error)) or interruption_in(str(error))
         if failure is None and isinstance(error, Py4JError):  # a worker that was killed, say
-            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
+            raise NosyncError(f"{what}the Spark job failed: {reason_of(str(error))}") from error
         if failure is None:
             raise
         raise failure from None
