@@ -101,12 +101,16 @@ def difference(
         check_late_rows(flow, changed)
     once = {name for view in declared.views.values() if view.emit == FINAL or view.goes_on for name in view.stages}
     shapes = {name: recorded_schema(traces[name], directory) for name in changed if name in traces}
-    others = by_other_operators(flow, shapes, was, of_views)
+    others = by_other_operators(flow, changed, shapes, was, of_views)
     rest = {name: shape for name, shape in shapes.items() if name not in others}
     reshaped = {*others, *of_other_shape(flow, rest, was), *by_other_times(flow, rest, was)}
-    fed_together = with_parts(flow, reshaped)
-    changed += [name for name in flow.stages if name in fed_together and name not in changed]
+    fed_together = with_parts(flow, reshaped, others)
+    changed += [stage.name for stage in flow.recorded if stage.name in fed_together and stage.name not in changed]
     anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, fed_together)
+    # One that was not recorded, and begins anew now, has another fingerprint then, and with it what follows.
+    while following := [s.name for s in flow.recorded if s.name not in changed and flow.ancestors(s.name) & {*anew}]:
+        changed += following
+        anew = stages_to_bootstrap(flow, changed, own, known, of_views, once, returned, fed_together)
     _check_rows_are_kept(flow, anew, declared)
     replaced = _check_states_fit(flow, changed, anew, others, {**traces, **returned}, directory)
     gone = [

@@ -185,13 +185,14 @@ class FlowVersions:
 
     def _check_is_other_code(self, manifest: Manifest, changed: Collection[str]) -> None:
         """Raises FlowError where a new timeline is said to have other code than its parent, and the flow has the parent's."""
-        before = bound_as_on(manifest, self.declared, self._node.timelines.refs, self._parse_ddl, self._analyze).stages
+        flow = bound_as_on(manifest, self.declared, self._node.timelines.refs, self._parse_ddl, self._analyze)
+        before, new = flow.stages, {n for n in changed if n in flow.stages} - fingerprints_of(manifest).keys()
         recorded = fingerprints_of(manifest)
         sources = {source.name for source in self.flow.sources}
         both = {n for n in changed if n in recorded and n in before} - sources
         other = {declared_of(n) for n in both if before[n].fingerprint != recorded[n]}
-        # A part of an operator may be the same, and begin anew with the others.
-        same = {n for n in both if declared_of(n) not in other}
+        # A part of an operator may be the same, and begin anew with the others; and what follows one that is new.
+        same = {n for n in both if declared_of(n) not in other and not flow.ancestors(n) & new}
         if same:
             raise FlowError(
                 f"{self._position.branch} has other code after epoch {manifest.t} than before it, in stage {min(same)}, and this "

@@ -18,7 +18,7 @@ from nosync.flow.bound_stage import (
     declared_of,
     part_of,
 )
-from nosync.flow.kinds import FORGET, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, STATELESS, UPDATE, WINDOW
+from nosync.flow.kinds import AGGREGATE, FORGET, JOIN, PART_SEPARATOR, PER_KEY, SOURCE, STATELESS, UPDATE, WINDOW
 from nosync.flow.meanings import TODAYS, Meanings
 from nosync.flow.stage_options import IntervalOptions, UpdateOptions
 from nosync.kernels.asof_joins import AsofSpec
@@ -44,7 +44,7 @@ AGGREGATES = "aggregates"
 BY_TIME = "by_time"
 """The key, in a manifest, that says by stage by which times, windows and bounds it holds rows: see `times_of`."""
 OPERATORS = "operators"
-"""The key, in a manifest, that says by stage which operator it is: see `operator_of`."""
+"""The key, in a manifest, that says by stage, recorded or not, which operator it is: see `operator_of`."""
 LATE_BY_BOTH_SIDES = "late_by_both_sides"
 """The key, in a manifest, of the joins by event time where the fingerprints of late rows have both sides."""
 WATERMARK_PART = part_of("", WATERMARK)
@@ -54,6 +54,7 @@ ROWS, CHANGES_OF_ROWS, DEDUPE_OF_CHANGES, SESSION_WINDOW = (
     "dedupe of changes",
     "session window",
 )
+OVER_CHANGES = " over changes"
 
 
 def recorded_meanings(manifest: Manifest | None) -> Meanings:
@@ -104,8 +105,10 @@ def _by_parts(stages: Collection[str]) -> dict[str, str]:
     return {name: kind for name in stages for part, kind in found.items() if part_of(name, part) in stages}
 
 
-def operator_of(stage: BoundStage) -> str | None:
-    """Returns which operator a stage is, where another one cannot go on from what it holds; None for what users do not name."""
+def operator_of(stage: BoundStage, flow: BoundFlow) -> str | None:
+    """Returns which operator a stage is, and whether over rows that change: another one cannot go on from what it holds. None for
+    what users do not name.
+    """
     if stage.kind in (SOURCE, OUTPUT) or PART_SEPARATOR in stage.name:
         return None
     if stage.kind in STATELESS:
@@ -114,7 +117,11 @@ def operator_of(stage: BoundStage) -> str | None:
         return DEDUPE_OF_CHANGES
     if stage.kind == WINDOW and stage.window is not None and stage.window.session:
         return SESSION_WINDOW
-    return UPDATE if stage.kind == TIMED_UPDATE else stage.kind
+    if stage.kind == TIMED_UPDATE:
+        return UPDATE
+    goes_by_contents = stage.kind in (AGGREGATE, JOIN, PER_KEY, UPDATE, WINDOW)
+    is_over_changes = goes_by_contents and any(flow.stages[name].changing for name in stage.inputs)
+    return stage.kind + (OVER_CHANGES if is_over_changes else "")
 
 
 def times_of(stage: BoundStage) -> list[Any] | None:
@@ -146,7 +153,7 @@ def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
         LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
         AGGREGATES: {s.name: s.plan.functions for s in flow.recorded if s.plan is not None and s.plan.functions},
         BY_TIME: {s.name: times for s in flow.recorded if (times := times_of(s)) is not None},
-        OPERATORS: {s.name: operator for s in flow.recorded if (operator := operator_of(s)) is not None},
+        OPERATORS: {s.name: operator for s in flow.stages.values() if (operator := operator_of(s, flow)) is not None},
     }
     joins = {s.name: s.options for s in flow.stages.values() if s.kind == INTERVAL_JOIN}
     said[LATE_BY_BOTH_SIDES] = [

@@ -28,6 +28,7 @@ from nosync.flow.stage_options import FinalOptions, IntervalOptions
 from nosync.job.meanings import (
     CHANGES_OF_ROWS,
     DEDUPE_OF_CHANGES,
+    OVER_CHANGES,
     ROWS,
     SESSION_WINDOW,
     RecordedStates,
@@ -62,22 +63,25 @@ Shapes = Mapping[str, tuple[tuple[str, ...], pa.Schema]]
 """The key and the columns that are recorded of stages."""
 
 
-def by_other_operators(flow: BoundFlow, shapes: Shapes, was: RecordedStates, of_views: Collection[str]) -> set[str]:
-    """Returns the stages that are other operators than those that made what is recorded of them. `of_views`: what views are
-    made of that begin anew by themselves.
+def by_other_operators(
+    flow: BoundFlow, changed: Collection[str], shapes: Shapes, was: RecordedStates, of_views: Collection[str]
+) -> set[str]:
+    """Returns the stages that are other operators than those that had their names, whether or not these or those are recorded;
+    or the same over rows that change, and did not, or the other way round. What follows them begins anew. `changed`: the
+    recorded ones with other fingerprints; `of_views`: what views are made of that begin anew by themselves.
 
     Raises FlowError where rows that were given cannot be taken back, or are needed and may have gone.
     """
     found = set()
-    for stage in (flow.stages[name] for name in shapes):
-        before, now = _operator_before(stage.name, shapes, was), operator_of(stage)
+    for stage in (one for one in flow.stages.values() if one.name in changed or not one.recorded):
+        before, now = _operator_before(stage.name, shapes, was), operator_of(stage, flow)
         if stage.loop is not None or now is None or before in (None, now):
             continue
-        if stage.name not in of_views and (now == ROWS or stage.kind in _BY_ARRIVAL):
+        if stage.recorded and stage.name not in of_views and (now == ROWS or stage.kind in _BY_ARRIVAL):
             why = "what it gave cannot be taken back" if now == ROWS else "what it makes depends on when rows came"
             raise FlowError(
-                f"stage {stage.name} was {_SHOWN.get(before, before)} and is now {_SHOWN.get(now, now)}, and cannot go on from "
-                f"what it holds: {why}. {_ANOTHER_NAME}"
+                f"stage {stage.name} was {_shown(before)} and is now {_shown(now)}, and cannot go on from what it holds: {why}. "
+                f"{_ANOTHER_NAME}"
             )
         found.add(stage.name)
     return found
@@ -85,10 +89,15 @@ def by_other_operators(flow: BoundFlow, shapes: Shapes, was: RecordedStates, of_
 
 def _operator_before(stage: str, shapes: Shapes, was: RecordedStates) -> str | None:
     """Returns which operator a stage was; None where a version before does not tell."""
-    key, schema = shapes[stage]
-    if stage in was.operators or key:
+    key, schema = shapes.get(stage, ((), None))
+    if stage in was.operators or key or schema is None:
         return was.operators.get(stage)
     return CHANGES_OF_ROWS if CHANGE_TYPE_COLUMN in schema.names else ROWS
+
+
+def _shown(operator: str) -> str:
+    kind = operator.removesuffix(OVER_CHANGES)
+    return _SHOWN.get(kind, kind) + (" over what changes" if kind != operator else "")
 
 
 def of_other_shape(flow: BoundFlow, shapes: Shapes, was: RecordedStates) -> set[str]:
@@ -148,10 +157,12 @@ def check_late_rows(flow: BoundFlow, changed: Collection[str]) -> None:
             )
 
 
-def with_parts(flow: BoundFlow, reshaped: Collection[str]) -> set[str]:
-    """Returns the stages, and with a window its watermark and its late rows, which are fed the same rows."""
-    windows = {declared_of(name) for name in reshaped if flow.stages[name].kind == WINDOW}
-    return {*reshaped, *(name for name in flow.stages if declared_of(name) in windows)}
+def with_parts(flow: BoundFlow, reshaped: Collection[str], others: Collection[str]) -> set[str]:
+    """Returns the stages, and with a window its watermark and its late rows, which are fed the same rows. What was another
+    operator (`others`) has no parts yet: all of them begin with it.
+    """
+    whole = {declared_of(name) for name in reshaped if flow.stages[name].kind == WINDOW or name in others}
+    return {*reshaped, *(name for name in flow.stages if declared_of(name) in whole)}
 
 
 def changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
