@@ -25,7 +25,7 @@ ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 FINAL, SEEN, FIRST = "final", "seen", "first"
 INTERVAL_SIDE, INTERVAL_JOIN = "interval_side", "interval_join"
 TIMED_UPDATE, OUTPUT = "timed_update", "output"
-"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.stage."""
+"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.kinds."""
 
 Options = TypeVar("Options", bound=StageOptions)
 
