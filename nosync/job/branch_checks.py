@@ -270,9 +270,10 @@ def stages_to_bootstrap(
                 continue
             if _is_given(stage, returned):
                 continue
-            declared, is_returned = _declared(stage), stage.name in returned
-            # The sides of a stage that becomes a join under its name are as old as it is.
+            declared = _declared(stage)
+            # The sides of a stage that becomes a join under its name, or comes back as one, are as old as it is.
             is_side = stage.kind == ARRANGE and declared in known
+            is_returned = stage.name in returned or (stage.kind == ARRANGE and declared in returned)
             is_new = (stage.loop or stage.name) not in known and not is_returned and not is_side
             # What is given once stays as it was given, and what follows it goes on.
             follows = stage.loop in loops or any(n in anew and not flow.stages[n].given_once for n in stage.inputs)

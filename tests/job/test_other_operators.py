@@ -181,6 +181,22 @@ def test_it_has_what_the_new_one_makes_of_all_rows_or_is_refused(open_store: Ope
                 assert found == expected, (before, after)
 
 
+@pytest.mark.parametrize("before", ["sum", "per_key", "join", "window", "map of changes"])
+@pytest.mark.parametrize("after", ["sum", "per_key", "join", "semi join", "map of changes"])
+def test_one_that_was_dropped_comes_back_as_another(open_store: OpenStore, before: str, after: str) -> None:
+    """The sides that a join keeps beside itself were not there before, and began with the rows that came."""
+    store = open_store(retain=100)
+    flows = [flow_of(ALL[before]), nosync.Dataflow("f"), flow_of(ALL[after])]
+    source = flows[1].source("e", "k string, at timestamp, v bigint")
+    flows[1].source("o", "k string, seen timestamp, w bigint")
+    source.map("mapped", same)
+    runner = StoreRunner(flows[0], store, 1, shards=2)
+    for t, flow in enumerate(flows):
+        runner = upgraded(store, flow) if t else runner
+        runner.advance(t, EPOCHS[t])
+    assert state(store, 2) == fresh(after, open_store)[-1]
+
+
 def test_what_treats_rows_by_themselves_goes_on(open_store: OpenStore) -> None:
     found = run(open_store(retain=100), BY_ROW["map"], BY_ROW["filter"])
     mapped, filtered = (run(open_store(name, retain=100), BY_ROW[name], None) for name in ("map", "filter"))
