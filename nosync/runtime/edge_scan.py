@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.bound_stage import BoundStage, InputEdge, Segment
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.kinds import IN_JVM, SOURCE
 from nosync.flow.stage_options import JvmOptions
@@ -29,7 +29,7 @@ from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
 from nosync.operators.canonical import canonical_order, hashed, is_hashed_alike
 from nosync.runtime.fused_rows import renamed
-from nosync.runtime.scan import SourceFiles, hashes_of, parts_of, results_of
+from nosync.runtime.scan import SourceFiles, hashes_of, parts_of, results_of, steps_of
 
 _NUMBER = "__number"
 """The column, on the way, of the number of the source's row that a row is made of."""
@@ -47,7 +47,8 @@ def origin_of(flow: BoundFlow, edge: InputEdge) -> OriginOfEdge | None:
     by = edge.jvm
     stage = flow.stages[edge.output.stage]
     while stage.kind in IN_JVM and stage.loop is None:
-        before = flow.segment_of(stage.name).edges[0]
+        home, made = flow.segment_of(stage.name), stage.name  # whose task may have others, of several sources
+        before = next(one for one in home.edges if one.jvm and one.jvm[-1] == made)
         by = (*before.jvm, *by)
         stage = flow.stages[before.output.stage]
     on_the_way = [flow.stages[name] for name in by]
@@ -70,17 +71,25 @@ def scanned_segments(
     """Returns the names of the segments behind sources whose tasks read these themselves. `scanned`: the sources that tasks
     read. `most_tasks`: so many may read each row.
     """
-    if flow.loops:
+    most = most_tasks // shards - 1  # beside the task of the source
+    if flow.loops or most < 1:
         return frozenset()
-    found: list[str] = []
-    for segment in flow.segments.values():
-        if segment.fused or not segment.edges:
-            continue
-        origins = [origin_of(flow, edge) for edge in segment.edges]
-        is_near = all(origin is not None and origin.source.name in scanned for origin in origins)
-        if is_near and (len(found) + 2) * shards <= most_tasks:
+    near = [one for one in flow.segments.values() if one.edges and not one.fused and _is_near(flow, one, scanned)]
+    found = [one.name for one in near if any(edge.key for edge in one.edges)][:most]
+    readers = len(found)
+    # What a source's task records as well reads nothing more.
+    for segment in (one for one in near if not any(edge.key for edge in one.edges)):
+        reads = segment.name in with_their_sources(flow, [*found, segment.name]).segments
+        if readers + reads <= most:
             found.append(segment.name)
+            readers += reads
     return frozenset(found)
+
+
+def _is_near(flow: BoundFlow, segment: Segment, scanned: Collection[str]) -> bool:
+    """Returns whether tasks can make all that comes to a segment of files that they read."""
+    origins = [origin_of(flow, edge) for edge in segment.edges]
+    return all(origin is not None and origin.source.name in scanned for origin in origins)
 
 
 def with_their_sources(flow: BoundFlow, readers: Collection[str]) -> BoundFlow:
@@ -93,10 +102,8 @@ def with_their_sources(flow: BoundFlow, readers: Collection[str]) -> BoundFlow:
             continue
         edge = segment.edges[0]
         home = next(one for one in segments.values() if edge.output.stage in one.stages)
-        takers = [one for one in flow.segments.values() if one.name not in readers]
-        is_sent = any(
-            of.output.stage in (*segment.stages, *home.stages) for one in takers for of in one.edges if one != home
-        )
+        takers = [one for one in flow.segments.values() if one.name not in readers and one.name != home.name]
+        is_sent = any(of.output.stage in (*segment.stages, *home.stages) for one in takers for of in one.edges)
         is_expressed = any(of.jvm and of.output == edge.output for of in home.edges)
         if flow.stages[edge.output.stage].kind == SOURCE and not is_sent and not is_expressed:
             del segments[segment.name]
@@ -125,9 +132,8 @@ class EdgeScan:
         """Returns how the tasks of one of the `scanned_segments` make an edge's rows, whose columns are `schema`."""
         origin = origin_of(flow, edge)
         assert origin is not None, f"what takes {edge.input} is scanned"
-        steps = tuple(flow.stages[name].options_as(JvmOptions).step for name in origin.by)
         return cls(
-            files[origin.source.name], origin.source, tuple(step for step in steps if step is not None), origin.by,
+            files[origin.source.name], origin.source, tuple(steps_of(origin.by, flow.stages)), origin.by,
             edge.output.window, edge.key, schema, flow.key_groups,
         )  # fmt: skip
 
@@ -149,9 +155,9 @@ class EdgeScan:
                 at = mine.schema.get_field_index(_NUMBER)
                 made.append(mine.set_column(at, _NUMBER, pa.array(place.astype(np.int64) + known)))
                 known += len(used)
+            rows = self._in_order(pa.concat_tables(of_source).combine_chunks(), made, shard)
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
-        rows = self._in_order(pa.concat_tables(of_source).combine_chunks(), made, shard)
         return rows, (min(o for o, _ in spans), max(n for _, n in spans)) if spans else None
 
     def _of_shard(self, part: pa.Table, shard: Shard) -> tuple[pa.Table, tuple[int, int] | None]:
@@ -163,9 +169,8 @@ class EdgeScan:
             made = with_windows(made, self.window)
         groups = shard.groups(self.key_groups)
         if len(groups) < self.key_groups:
-            found = (
-                key_groups_of(hashes_of(made, self.key), self.key_groups) if self.key else self._homes(part)[numbers]
-            )
+            of_key = key_groups_of(hashes_of(made, self.key), self.key_groups) if self.key else None
+            found = self._homes(part)[numbers] if of_key is None else of_key
             made = made.filter(pa.array((found >= groups.start) & (found < groups.stop)))
         return made, span
 
@@ -175,9 +180,8 @@ class EdgeScan:
         if by or hashed_rows is None:
             hashes = hashes_of(rows, by or rows.column_names)
         else:
-            hashes = (hashed_rows.column(HASH64_COLUMN).to_numpy().view(np.uint64) >> np.uint64(HASH_BITS)).astype(
-                np.uint32
-            )
+            of_rows = hashed_rows.column(HASH64_COLUMN).to_numpy().view(np.uint64)
+            hashes = (of_rows >> np.uint64(HASH_BITS)).astype(np.uint32)
         found: Indices = key_groups_of(hashes, self.key_groups)
         return found
 
@@ -187,9 +191,8 @@ class EdgeScan:
         order = canonical_order(given)
         if self.key:
             shards = (self._homes(of_source, given) * shard.count // self.key_groups).astype(np.uint16)
-            order = order[
-                np.argsort(shards[order], kind="stable")
-            ]  # numbers of 16 bits, which NumPy sorts by their digits
+            # NumPy sorts numbers of 16 bits by their digits.
+            order = order[np.argsort(shards[order], kind="stable")]
         rows = self.schema.empty_table()
         if made:
             found = pa.concat_tables(made).combine_chunks()

@@ -104,7 +104,7 @@ class Scan:
         try:
             for source in sources:
                 edge = edge_of(source, edges)
-                steps = [] if edge is None else _steps(edge, stages)
+                steps = [] if edge is None else steps_of(edge.jvm, stages)
                 placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in self._parts_of(source)]
                 # In one chunk, of which take() is quicker.
@@ -154,10 +154,10 @@ def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int, most_bytes: 
     return pa.concat_tables(parts)
 
 
-def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
-    """Returns what the expressions on the way along an edge do with a source's rows."""
+def steps_of(by: Sequence[str], stages: Mapping[str, BoundStage]) -> list[Step]:
+    """Returns what the expressions of some stages do with rows, one after the other."""
     steps = []
-    for name in edge.jvm:
+    for name in by:
         step = stages[name].options_as(JvmOptions).step
         assert step is not None, f"stage {name}: its expressions are of a kind that tasks evaluate"
         steps.append(step)

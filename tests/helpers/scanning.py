@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import nosync
+from tests.conftest import OpenStore
+from tests.helpers.orders import Digests, digests
 from tests.helpers.rows_by_two_ways import (
     ROWS,
+    job_of,
     rows_of,
 )
 
@@ -30,3 +34,18 @@ def advanced(job: nosync.Job, spark: SparkSession, files: Path, sources: list[st
         frame = spark.read.schema(ROWS).parquet(str(written(files / name / f"{t}.parquet", rows_of(t))))
         inputs[name] = frame.where("true") if by_jvm else frame
     job.advance(t, inputs)
+
+
+def by_both_ways(
+    make: Callable[[nosync.Dataflow], Any], spark: SparkSession, open_store: OpenStore, files: Path, sources: list[str],
+    epochs: int,
+) -> list[Digests]:  # fmt: skip
+    """Returns the digests of a flow's layers where tasks read the files of its epochs, and where the JVM reads them."""
+    found = []
+    for by_jvm in (False, True):
+        store = open_store(f"by_jvm_{by_jvm}")
+        job = job_of(make, spark, store)
+        for t in range(epochs):
+            advanced(job, spark, files, sources, t, by_jvm=by_jvm)
+        found.append(digests(store))
+    return found

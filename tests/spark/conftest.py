@@ -25,6 +25,22 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
+    """The segments behind sources whose tasks were to read files themselves, of each part of an epoch whose files tasks read."""
+    from nosync.runtime import epoch_plan
+
+    found: list[frozenset[str]] = []
+    decide = epoch_plan.scanned_segments
+
+    def spied(*about: Any) -> frozenset[str]:
+        found.append(decide(*about))
+        return found[-1]
+
+    monkeypatch.setattr(epoch_plan, "scanned_segments", spied)
+    return found
+
+
+@pytest.fixture
 def in_driver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The epochs that the driver begins to run by itself."""
     from nosync.spark import driver_epochs as epoch

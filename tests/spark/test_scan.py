@@ -28,7 +28,7 @@ from tests.helpers.rows_by_two_ways import (
     rows_of,
     wide_rows,
 )
-from tests.helpers.scanning import advanced, written
+from tests.helpers.scanning import advanced, by_both_ways, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,17 +45,11 @@ def test_layers_are_the_same_as_when_the_jvm_reads_the_files(
     scans: list[bool],
     tmp_path: Path,
 ) -> None:
-    found = []
-    for by_jvm in (False, True):
-        store = open_store(f"by_jvm_{by_jvm}")
-        job = job_of(make, spark, store)
-        sources = ["rows", "others"] if make is joined else ["rows"]
-        for t in range(2):
-            advanced(job, spark, tmp_path, sources, t, by_jvm=by_jvm)
-        found.append(digests(store))
+    sources = ["rows", "others"] if make is joined else ["rows"]
+    by_tasks, by_jvm = by_both_ways(make, spark, open_store, tmp_path, sources, epochs=2)
     assert scans == [True, True, False, False]
-    assert found[0] == found[1]
-    assert len(found[0]) >= SHARDS * 2 * 2
+    assert by_tasks == by_jvm
+    assert len(by_tasks) >= SHARDS * 2 * 2
 
 
 def test_a_setting_of_the_session_has_the_jvm_read_the_files(

@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import nosync
-from nosync.runtime import edge_scan, epoch_plan
 from tests.conftest import OpenStore
 from tests.helpers.orders import digests
 from tests.helpers.rows_by_two_ways import ROWS, SHARDS, job_of, rows_of
-from tests.helpers.scanning import advanced, written
+from tests.helpers.scanning import by_both_ways, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +71,16 @@ def chained(flow: nosync.Dataflow) -> None:
     flow["timed_rows"].map("mapped", lambda table: table).aggregate("all", key=[], n=nosync.count())
 
 
+def beside_a_join(flow: nosync.Dataflow) -> None:
+    """What windows are recorded for is of one source of a task that has two, and the other one's rows come by expressions."""
+    others = flow.source("others", ROWS).where("some", "NOT (n IN (1, 2, 3))").select("few", "id", "name AS other")
+    rows = flow.source("rows", ROWS)
+    rows.join("joined", others, on=["id"])
+    rows.select("timed_rows", "id", AT).window(
+        "out", key=["id"], time="at", size="5 minutes", watermark="0 minutes", n=nosync.count()
+    )
+
+
 SHAPES: dict[str, tuple[Make, set[str]]] = {
     "tumbling": (window(size="5 minutes"), {"timed_rows", "out__watermark"}),
     "sliding": (window(size="6 minutes", slide="2 minutes"), {"timed_rows", "out__watermark"}),
@@ -80,21 +89,9 @@ SHAPES: dict[str, tuple[Make, set[str]]] = {
     "kept": (window(gap="2 minutes", keep="4 minutes"), {"timed_rows", "out__watermark"}),
     "interval": (interval, {"timed_rows", "again", "out__watermark"}),
     "keys": (by_two_keys, {"spread", "by_name"}),
+    "join": (beside_a_join, {"timed_rows", "out__watermark"}),
     "chained": (chained, {"timed_rows", "first__watermark", "once__watermark"}),
 }
-
-
-@pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
-    """The segments behind sources whose tasks were to read them, of each part that ran."""
-    found: list[frozenset[str]] = []
-
-    def spied(*about: Any) -> frozenset[str]:
-        found.append(edge_scan.scanned_segments(*about))
-        return found[-1]
-
-    monkeypatch.setattr(epoch_plan, "scanned_segments", spied)
-    return found
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,20 +99,11 @@ def test_layers_are_the_same_as_when_rows_are_sent(
     shape: str, spark: SparkSession, open_store: OpenStore, readers: list[frozenset[str]], tmp_path: Path
 ) -> None:
     make, expected = SHAPES[shape]
-    found = []
-    for by_jvm in (False, True):
-        store = open_store(f"by_jvm_{by_jvm}")
-        job = job_of(make, spark, store)
-        sources = ["rows", "others"] if make is interval else ["rows"]
-        for t in range(3):
-            advanced(job, spark, tmp_path, sources, t, by_jvm=by_jvm)
-        found.append(digests(store))
-        if not by_jvm:
-            assert {*readers} == {frozenset(expected)}
-            readers.clear()
-    assert not readers, "the JVM reads them"
-    assert found[0] == found[1]
-    assert len(found[0]) >= SHARDS * 3 * 3
+    sources = ["rows", "others"] if make in (interval, beside_a_join) else ["rows"]
+    by_tasks, by_jvm = by_both_ways(make, spark, open_store, tmp_path, sources, epochs=3)
+    assert readers == [frozenset(expected)] * 3, "the JVM reads them the other way"
+    assert by_tasks == by_jvm
+    assert len(by_tasks) >= SHARDS * 3 * 3
 
 
 def test_rows_by_several_files_and_of_equal_contents(
@@ -136,19 +124,20 @@ def test_rows_by_several_files_and_of_equal_contents(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"), [(by_two_keys, {"by_name"}), (window(gap="2 minutes"), {"timed_rows", "out__watermark"})]
+)
 def test_few_tasks_read_all(
-    spark: SparkSession,
-    open_store: OpenStore,
-    readers: list[frozenset[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With as many shards that two segments may not read each row, rows are sent."""
+    spark: SparkSession, open_store: OpenStore, readers: list[frozenset[str]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, make: Make, expected: set[str],
+) -> None:  # fmt: skip
+    """Where only one segment beside the source's may read each row, the others are sent theirs. What the source's task records
+    as well reads nothing.
+    """
     monkeypatch.setattr("nosync.spark.epoch_job.MOST_READERS", 2 * SHARDS)
-    job = job_of(by_two_keys, spark, open_store())
-    advanced(job, spark, tmp_path, ["rows"], 0, by_jvm=False)
-    assert [len(one) for one in readers] == [1]
-    assert job.read("spread").count() == len({None if n is None else n / 2 for n in rows_of(0)["n"].to_pylist()})
+    by_tasks, by_jvm = by_both_ways(make, spark, open_store, tmp_path, ["rows"], epochs=1)
+    assert readers == [frozenset(expected)]
+    assert by_tasks == by_jvm
 
 
 def test_what_tasks_cannot_compute_the_jvm_does(
