@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Collection, Iterator
@@ -19,9 +18,8 @@ from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.file_sink import output_at
 from nosync.checkpoints.follow import Follower, check_checkpoint, queries_of
 from nosync.checkpoints.generations import directory_of, keeps_of
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
-from nosync.checkpoints.names import Batch
+from nosync.checkpoints.names import METADATA, Batch
 from nosync.checkpoints.places import check_apart, data_directory, local_directory
 from nosync.checkpoints.restore import Restored, check_target, fork, next_offsets, remove_tree, restore
 from nosync.checkpoints.retention import (
@@ -137,8 +135,8 @@ class Checkpoint:
     def query(self) -> str | None:
         """Returns the id of the query that wrote the checkpoint; None where it is not kept."""
         try:
-            return str(json.loads(self._keep.read(METADATA))["id"])
-        except (OSError, ValueError, KeyError, TypeError, NosyncError):
+            return self._keep.closures.query()
+        except (OSError, NosyncError):
             return None
 
     def restore(

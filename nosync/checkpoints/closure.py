@@ -19,8 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nosync.checkpoints.index import METADATA, FileIndex
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, StoreId, never_empty, parse
+from nosync.checkpoints.index import FileIndex
+from nosync.checkpoints.names import (
+    CRC_SUFFIX,
+    METADATA,
+    Batch,
+    BatchFile,
+    Form,
+    StateFile,
+    StoreId,
+    never_empty,
+    parse,
+)
 from nosync.checkpoints.spark_files import (
     Commit,
     Offsets,

@@ -6,18 +6,26 @@ belongs to it by name; from time to time it lists all, for snapshots come later 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, SourceFile, StateFile, StoreId, StorePart, parse
+from nosync.checkpoints.names import (
+    CRC_SUFFIX,
+    METADATA,
+    Batch,
+    BatchFile,
+    SourceFile,
+    StateFile,
+    StoreId,
+    StorePart,
+    parse,
+)
 from nosync.checkpoints.rewind import other_of
-from nosync.checkpoints.spark_files import read_commit, read_offsets
+from nosync.checkpoints.spark_files import read_commit, read_offsets, read_query
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.platform.env import Identity, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
@@ -70,15 +78,16 @@ class Follower:
         for t in new:
             self._check_offsets(t)
         seen = (new[-1], self._identity_of(new[-1])) if new else self._last_seen
-        taken, damaged = list[str](), dict[str, str]()
+        taken: list[str] = []
         # The first time, and where batches came faster than they were looked at, all is listed.
         if is_due or len(new) > 1 or not self._keep.index.stores():
             last, index = max(commits, default=None), self._keep.index
             oldest = {source: min(n for n, _ in index.source_log(source)) for source in index.sources()}
+            self._damaged = {}
             taken = self._keep.take(
-                self._source, (path for path in self._listed() if self._is_of(path, last, since, oldest)), damaged
+                self._source, (path for path in self._listed() if self._is_of(path, last, since, oldest)), self._damaged
             )
-            self._listed_s, self._damaged = env.monotonic_s(), damaged
+            self._listed_s = env.monotonic_s()
         for t in new:
             try:
                 names = self._names_of(t)
@@ -295,9 +304,9 @@ class Follower:
 def queries_of(source: Path, keep: Keep) -> Iterator[tuple[str, str]]:
     """Yields the ids of the query in a directory and of that in a keep, if both have one."""
     try:
-        mine = str(json.loads((source / METADATA).read_text())["id"])
-        yield mine, str(json.loads(keep.read(METADATA))["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+        mine = read_query((source / METADATA).read_bytes(), str(source / METADATA))
+        yield mine, keep.closures.query()
+    except (OSError, NosyncError):
         return
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from nosync.checkpoints.names import (
     CRC_SUFFIX,
+    METADATA,
     Batch,
     BatchFile,
     OperatorFile,
@@ -21,8 +22,6 @@ from nosync.checkpoints.names import (
     StoreId,
     parse,
 )
-
-METADATA = "metadata"
 
 
 class FileIndex:

@@ -28,6 +28,7 @@ from typing import NewType
 Batch = NewType("Batch", int)
 """The number of a micro-batch, from 0."""
 
+METADATA = "metadata"
 CRC_SUFFIX = ".crc"
 _STATE = re.compile(r"(?P<version>\d{1,18})(?:_(?P<id>[0-9A-Za-z-]{1,64}))?\.(?P<form>delta|snapshot|changelog|zip)\Z")
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})\Z")
@@ -137,7 +138,7 @@ def is_kept(path: str) -> bool:
 
 def never_empty(path: str) -> bool:
     """Returns whether Spark writes something into a file of this name at all times."""
-    return path == "metadata" or isinstance(parse(path), BatchFile | SourceFile | StateFile | OperatorFile)
+    return path == METADATA or isinstance(parse(path), BatchFile | SourceFile | StateFile | OperatorFile)
 
 
 def parse(path: str) -> CheckpointFile:

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep
-from nosync.checkpoints.names import CRC_SUFFIX, Batch
+from nosync.checkpoints.names import CRC_SUFFIX, METADATA, Batch
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS

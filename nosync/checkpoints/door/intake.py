@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
 from nosync.checkpoints.names import (
     CRC_SUFFIX,
+    METADATA,
     Batch,
     BatchFile,
     Form,

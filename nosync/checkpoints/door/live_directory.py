@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nosync.checkpoints.generations import directory_of, generations_of
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, never_empty
+from nosync.checkpoints.names import CRC_SUFFIX, METADATA, Batch, never_empty
 from nosync.checkpoints.restore import next_offsets, readdressed, restore
 from nosync.checkpoints.rewind import begin_generation, is_other, left_after, put_aside
 from nosync.lsm.errors import InvalidInputError, NotAvailableError

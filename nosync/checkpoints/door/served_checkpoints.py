@@ -22,9 +22,8 @@ from nosync.checkpoints.door.sending_on import SMALL_BYTES, SendingOn
 from nosync.checkpoints.door.spool import Spool
 from nosync.checkpoints.door.who_serves import FETCH_PATIENCE_S, RivalError, WhoServes
 from nosync.checkpoints.generations import keeps_of
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, hold_going_on, open_generation
-from nosync.checkpoints.names import BatchFile, parse
+from nosync.checkpoints.names import METADATA, BatchFile, parse
 from nosync.checkpoints.peers import fetch
 from nosync.checkpoints.restore import remove_tree
 from nosync.checkpoints.retention import kept_batches, set_kept_batches

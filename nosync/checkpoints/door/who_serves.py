@@ -22,8 +22,8 @@ from nosync.checkpoints.door.other_doors import OtherDoors, Server
 from nosync.checkpoints.door.places import Place
 from nosync.checkpoints.door.remote_errors import RemoteError, refused
 from nosync.checkpoints.generations import generations_of
-from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import open_generation
+from nosync.checkpoints.names import METADATA
 from nosync.checkpoints.peers import ask_peers
 from nosync.checkpoints.rewind import put_aside
 from nosync.lsm.errors import NosyncError

@@ -317,3 +317,19 @@ def test_where_a_file_is_sent(client: Client) -> None:
     assert answer.status == 307
     assert location.netloc == f"{client.connection.host}:{client.connection.port}"
     assert location.path == f"/webhdfs/v1{client.path}/x"
+
+
+def test_who_has_sent_a_half_of_a_file_is_answered_when_the_door_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever ends the door is shown no trace of a task that was cancelled."""
+    with nosync.checkpoints.serve(tmp_path / "data") as door:
+        client = Client(door.address("words"))
+        connection = socket.create_connection((client.connection.host, client.connection.port), timeout=30)
+        connection.sendall(put(client, "Content-Length: 100\r\n") + b"a half")
+        writing = tmp_path / "data/checkpoint-live/.writing"
+        eventually("it has begun", lambda: writing.is_dir() and any(writing.iterdir()))
+    with connection:
+        assert b"503" in connection.recv(65536).splitlines()[0]
+    assert not any("Traceback" in (record.exc_text or "") or record.exc_info for record in caplog.records)
+    assert not list(writing.iterdir())
