@@ -88,9 +88,10 @@ def difference(
     replays: bool,
 ) -> Difference:
     """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
-    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `was`: what
-    made the states that are recorded. `replays`: whether epochs that there are will be
-    computed with the flow. Raises FlowError or SchemaError where it cannot go on from there.
+    `stages_to_bootstrap`. `returned`: stages that were dropped and come back, with a trace that each had. `was`: what made
+    the states that are recorded. `replays`: whether epochs that there are will be computed with the flow.
+
+    Raises FlowError or SchemaError where it cannot go on from there.
     """
     recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
     changed = changed_stages(flow, recorded)
@@ -199,8 +200,8 @@ def _check_states_fit(
     """Checks that a changed keyed stage can read its parent's state, which it goes on from.
 
     A stage that begins `anew` takes back what it held before. Returns those that cannot, for they have another key or other
-    columns, or are `others`, other operators than before, and cannot look up what was: they
-    replace it. Raises SchemaError naming a stage that neither goes on nor can be made of all rows.
+    columns, or are `others`, other operators than before, and cannot look up what was: they replace it. Raises SchemaError
+    naming a stage that neither goes on nor can be made of all rows.
     """
     replaced: list[str] = []
     for name in changed:
