@@ -36,6 +36,9 @@ def remote() -> None:
 def remote_status(url: str, as_json: bool) -> None:
     """Show what is at URL: the newest remotely safe epoch of each branch, pins, sizes, and about what it costs.
 
+    Exits with 1 where objects are damaged or gone. What is gone is put again by the daemon or the store that copies there,
+    within a quarter of an hour, and by `nosync backup DIR URL`.
+
     \b
       nosync remote status s3://bucket/state
     """
@@ -45,6 +48,7 @@ def remote_status(url: str, as_json: bool) -> None:
     found = bucket_status(open_bucket(url, to_read=True))
     if as_json:
         print_json(dataclasses.asdict(found))
+        _end_with(found.problems)
         return
     facts = table_of("", "")
     facts.show_header = False
@@ -67,6 +71,7 @@ def remote_status(url: str, as_json: bool) -> None:
         table.add_row(node, str(one.claim), f"{one.packs:,}", f"{one.files:,}", size_text(one.bytes))
     out.print(table)
     _show_problems(found.problems)
+    _end_with(found.problems)
 
 
 def _show_problems(problems: Sequence[str]) -> None:
@@ -128,7 +133,7 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, lazy:
 
 
 def _end_with(problems: Sequence[str]) -> None:
-    """Tells scripts, too, that what was restored is not all that was there."""
+    """Tells scripts, too, that not all is there."""
     if problems:
         sys.exit(1)
 
@@ -156,6 +161,8 @@ def backup_to_remote(path: Path, url: str, *, as_json: bool) -> None:
     from nosync.replication.remote.settings import RemoteSettings  # noqa: PLC0415
 
     report = copy_directory(local_path(path), open_bucket(url), RemoteSettings(url))
+    for problem in report.gone:
+        err.print(f"[yellow]put again:[/] {escape(problem)}", soft_wrap=True)
     if as_json:
         print_json(dataclasses.asdict(report))
         return

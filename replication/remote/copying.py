@@ -17,6 +17,7 @@ from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.pack import Reached
+from nosync.replication.remote.presence import mend
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
@@ -40,6 +41,8 @@ class CopyReport:
     """That are held."""
     sent_bytes: int
     packs: int
+    gone: tuple[str, ...] = ()
+    """Objects that had been there and were gone: what this directory has of them was put again."""
 
 
 def _collect(uploader: Uploader, collector: Collector, env: Env) -> None:
@@ -75,6 +78,7 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     writer = begin_log(bucket, names, source, env.token(), platform.node())
     uploader = Uploader(source, writer, settings)
     collector = Collector(bucket, names, settings.grace_s, env)
+    gone = mend(bucket, names, uploader)
     uploader.move(collector.sparse(writer, settings.flush_bytes))
     for _ in range(_MOST_PASSES):  # what a pass lists may be merged away before it is read
         uploader.push_all()
@@ -92,4 +96,4 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
             f"verify {root}` says what is wrong",
         )
         raise CorruptionError(f"{root}: {behind}: {why}")
-    return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs)
+    return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs, tuple(gone))

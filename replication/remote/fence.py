@@ -94,12 +94,15 @@ def claim_store(bucket: Bucket, marker: Marker) -> None:
         )
 
 
-def check_there(bucket: Bucket) -> None:
-    """Raises GoneError where a prefix is of no store, that had copies of this one."""
+def check_there(bucket: Bucket, names: NodeNames) -> None:
+    """Raises GoneError where a prefix has nothing of what it had of this node. Where its claims are there, and only the
+    object is gone that says which store the prefix is of, that may be put again.
+    """
     try:
         bucket.get(STORE)
     except MissingObjectError:
-        raise gone(bucket.url) from None
+        if not bucket.list(names.claims):
+            raise gone(bucket.url) from None
 
 
 def newest_claim(bucket: Bucket, names: NodeNames) -> Claim | None:
@@ -210,8 +213,14 @@ def _claim(bucket: Bucket, names: NodeNames, number: int, before: Claim | None =
 
 
 def _fields(text: bytes, where: str) -> dict[str, Any]:
-    with parsed("which store a remote is of", where):
-        fields = json.loads(text)
-        if not isinstance(fields, dict) or not isinstance(fields["nosync_remote"], int):
-            raise TypeError("it has no format")
+    try:
+        with parsed("which store a remote is of", where):
+            fields = json.loads(text)
+            if not isinstance(fields, dict) or not isinstance(fields["nosync_remote"], int):
+                raise TypeError("it has no format")
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}; all else there may be whole: delete this object alone, and it is put again when a store that copies "
+            "there is opened, by its daemon, or by nosync backup DIR URL"
+        ) from None
     return fields

@@ -31,6 +31,7 @@ from nosync.replication.remote.history import OtherHistoryError, begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.others import OtherNodes, furthest
 from nosync.replication.remote.pack import Reached
+from nosync.replication.remote.presence import mend
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
@@ -139,7 +140,7 @@ class RemoteLevel:
         probe(self._bucket, self._env.token())
         source = self._source
         if self._had_copies:
-            check_there(self._bucket)
+            check_there(self._bucket, self._names)
         claim_store(self._bucket, source.marker)
         check_may_claim(self._bucket, self._names, source.marker, source.incarnation, platform.node())
         self._is_checked = True
@@ -204,17 +205,17 @@ class RemoteLevel:
             self._collect(uploader, now_s)
 
     def _collect(self, uploader: Uploader, now_s: float) -> None:
-        """Deletes what nothing needs any more, and has packs written anew of which little is used."""
+        """Deletes what nothing needs any more, and has put anew what is gone, and packs of which little is used."""
         self._collect_s = now_s + min(
             max(self.settings.grace_s / _COLLECTIONS_PER_GRACE, self._tick_s), _COLLECT_AT_MOST_S
         )
         writer = uploader.writer
-        if (
-            writer.index_at < writer.contents.at
-            and writer.contents.at.number - writer.index_at.number >= _PACKS_TO_COLLECT
-        ):
-            writer.write_index()
         try:
+            for problem in mend(self._bucket, self._names, uploader):
+                log.error("%s; it is put again", problem)
+            at, index_at = writer.contents.at, writer.index_at
+            if index_at < at and at.number - index_at.number >= _PACKS_TO_COLLECT:
+                writer.write_index()
             self._collector.collect(writer, uploader.going_objects, now_s)
             uploader.move(self._collector.sparse(writer, self.settings.flush_bytes))
             self._not_collected = ""

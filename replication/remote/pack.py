@@ -98,12 +98,16 @@ class Contents:
 
     def apply(self, step: Step) -> None:
         """Takes over what a pack says."""
-        for name in step.dropped:
-            if self.places.pop(name, None) is not None:
-                self.inventory.discard(name)
+        self.lose(step.dropped)
         for placed in step.added:
             self._add(placed)
         self.at, self.reached, self.incarnation = step.at, step.reached, step.incarnation
+
+    def lose(self, names: Iterable[str]) -> None:
+        """These files are not held any more."""
+        for name in names:
+            if self.places.pop(name, None) is not None:
+                self.inventory.discard(name)
 
     def placed(self, name: str) -> Placed | None:
         """Returns a file that is held; None where it is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from nosync.lsm.facts.pins import pin_of
@@ -13,9 +14,10 @@ from nosync.lsm.platform.parsing import parsed
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fetch import Fetcher, fetch_all
-from nosync.replication.remote.names import NODES
+from nosync.replication.remote.names import NODES, NodeNames
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.presence import described_gone, find_gone
 from nosync.replication.remote.reach import newest_safe
 from nosync.replication.remote.view import RemoteView, read_view
 
@@ -55,7 +57,7 @@ class BucketStatus:
     """About, for keeping them in S3 Standard."""
     checkpoints: list[str] = field(default_factory=list)
     problems: tuple[str, ...] = ()
-    """Damaged objects: what was put after them is not seen."""
+    """Damaged objects: what was put after them is not seen. Objects that are gone, or shorter than they were."""
 
 
 def bucket_status(bucket: Bucket) -> BucketStatus:
@@ -64,7 +66,10 @@ def bucket_status(bucket: Bucket) -> BucketStatus:
     view = read_view(bucket)
     listed = bucket.list(f"{NODES}/")
     stored = sum(one.size_bytes for one in listed)
-    texts = _small_files(bucket, view)
+    gone: dict[str, list[FileName]] = {}
+    for node, contents in view.nodes.items():
+        gone |= find_gone(bucket, NodeNames(node), contents)
+    texts = _small_files(bucket, view, gone)
     nodes = {
         node: NodeCopies(
             contents.at.claim, contents.at.number, len(contents.places),
@@ -76,14 +81,16 @@ def bucket_status(bucket: Bucket) -> BucketStatus:
     return BucketStatus(
         bucket.url, view.marker.store_id, view.marker.key_groups, _branches(view, texts), _pins(texts), nodes,
         sum(placed.version.size_bytes for placed in view.files.values()), stored, len(listed),
-        round(stored / 1e9 * _DOLLARS_PER_GB_MONTH, 4), sorted(checkpoints), view.problems,
+        round(stored / 1e9 * _DOLLARS_PER_GB_MONTH, 4), sorted(checkpoints),
+        (*view.problems, *described_gone(bucket.url, gone)),
     )  # fmt: skip
 
 
-def _small_files(bucket: Bucket, view: RemoteView) -> dict[FileName, bytes]:
-    """Returns the log of branches and the pins."""
+def _small_files(bucket: Bucket, view: RemoteView, gone: Collection[str]) -> dict[FileName, bytes]:
+    """Returns the log of branches and the pins, as far as they are not in objects that are gone."""
     found: dict[FileName, bytes] = {}
-    wanted = [placed for name, placed in view.files.items() if name.startswith((f"{BRANCHES}/", f"{PINS}/"))]
+    small = [placed for name, placed in view.files.items() if name.startswith((f"{BRANCHES}/", f"{PINS}/"))]
+    wanted = [placed for placed in small if placed.place.object not in gone]
 
     def take(placed: Placed, data: object) -> None:
         found[placed.version.name] = bytes(data)  # type: ignore[call-overload]
@@ -96,6 +103,8 @@ def _branches(view: RemoteView, texts: dict[FileName, bytes]) -> dict[str, int |
     refs = Refs()
     entries = {name.entry: text for name, text in texts.items() if name.entry is not None}
     for n in range(1, view.reached.entries + 1):
+        if n not in entries:
+            break
         with parsed("an entry of the log of branches", f"{BRANCHES}/{n}.json"):
             refs = refs.after(unseal_json(entries[n], f"{BRANCHES}/{n}.json")[0])
     found = {name: newest_safe(refs, timeline, view.reached) for name, timeline in refs.names.items()}

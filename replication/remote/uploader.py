@@ -49,6 +49,8 @@ class Uploader:
         self._large: dict[FileName, FileVersion] = {}  # what goes as objects of its own
         self._large_put: list[Placed] = []
         self._dropped: list[str] = []
+        self._lost: set[str] = set()  # what the log says is held, and is gone
+        self._needs_index = False
         self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
         self._may_say_more = True
@@ -79,7 +81,7 @@ class Uploader:
     @property
     def has_something(self) -> bool:
         """Returns whether there is anything to put."""
-        gathered = self._builder.versions or self._large or self._large_put
+        gathered = self._builder.versions or self._large or self._large_put or self._lost or self._needs_index
         return bool(
             gathered or self._waiting or self.writer.is_pending or (self._others is None and self._can_say_more())
         )
@@ -163,6 +165,21 @@ class Uploader:
         found = {name: version for name in names if (version := held.get(name)) is not None}
         return {name: version for name, version in found.items() if self._env.exists(self._root / name)}
 
+    def lose(self, names: Iterable[str], *, is_log_whole: bool) -> None:
+        """These files are held no more, for objects are gone: nothing that needs them is safe until they are put again.
+        Nothing may be pending. `is_log_whole`: whether readers can follow the log.
+        """
+        self._needs_index = self._needs_index or not is_log_whole
+        self._lost.update(names)
+        if not self._lost:
+            return
+        contents = self.writer.contents
+        contents.lose(self._lost)
+        self._reach.forget()
+        contents.reached = Reached()  # what was said does not hold on
+        self.writer.acknowledged = contents.reached = self._reached((), ())
+        self.look_at_all()
+
     @property
     def going_objects(self) -> set[str]:
         """Returns the objects of large files that are put, and that no pack names yet."""
@@ -232,10 +249,11 @@ class Uploader:
             for version, _ in self._builder.versions:
                 check_no_other(self.writer.bucket_url, version.name, version.digest, self._others.contents, self._root)
         self._put_large()
-        if self._builder.versions or self._large_put or self._can_say_more():
+        if self._builder.versions or self._large_put or self._lost or self._needs_index or self._can_say_more():
             self._write_pack()
-        if self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
+        if self._needs_index or self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
             self.writer.write_index()
+            self._needs_index = False
 
     def _can_say_more(self) -> bool:
         """Returns whether more is whole than anybody said: because of what other nodes put since, or because a copy of the
@@ -272,11 +290,11 @@ class Uploader:
             del self._large[name]
 
     def _write_pack(self) -> None:
-        builder, large, dropped = self._builder, self._large_put, self._dropped
-        self._builder, self._large_put, self._dropped = PackBuilder(), [], []
+        builder, large, dropped = self._builder, self._large_put, [*{*self._dropped, *self._lost}]
+        self._builder, self._large_put, self._dropped, self._lost = PackBuilder(), [], [], set()
         added = [*builder.placed(self.writer.next_pack()), *large]
         names = {placed.version.name for placed in added}
-        dropped = [name for name in dropped if name not in names]
+        dropped = sorted(name for name in dropped if name not in names)
         held = self.writer.contents.inventory
         if any((before := held.get(one.version.name)) is not None and before != one.version for one in added):
             self._reach.forget()

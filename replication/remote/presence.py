@@ -1,0 +1,86 @@
+"""Objects of a node that its log names and that are not in the bucket any more: a lifecycle rule, or a hand, deleted them.
+
+Invariants
+- A listing may lag, so an object counts as gone only after it was asked for by its name, and is not there, or ends before
+  its last file does.
+- What is gone is held no more: it is put again where the node has it, and until then nothing that needs it is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nosync.lsm.errors import CorruptionError
+from nosync.replication.protocol.file_names import FileName
+from nosync.replication.remote.bucket import Bucket, MissingObjectError
+from nosync.replication.remote.names import LogPosition, NodeNames, part_name
+from nosync.replication.remote.pack import Contents, Placed
+from nosync.replication.remote.uploader import Uploader
+
+_MOST_TOLD = 5
+
+
+def find_gone(bucket: Bucket, names: NodeNames, contents: Contents) -> dict[str, list[FileName]]:
+    """Returns by object that is gone, or shorter than it was, the files in it that a node held. Raises RemoteError."""
+    return _gone_of(bucket, _listed(bucket, names.packs, names.objects), contents)
+
+
+def mend(bucket: Bucket, names: NodeNames, uploader: Uploader) -> list[str]:
+    """Has everything put again that is gone of what this node's log names. Nothing may be pending. Returns what to tell of
+    it. Raises RemoteError.
+    """
+    writer = uploader.writer
+    writer.check()  # a prefix that somebody emptied, or a directory that is not mounted, is another matter
+    sizes = _listed(bucket, names.packs, names.objects, names.indexes)
+    gone = _gone_of(bucket, sizes, writer.contents)
+    first, last = writer.index_at, writer.contents.at
+    log = {names.pack(LogPosition(last.claim, n)) for n in range(first.number + 1, last.number + 1)}
+    log.add(names.index(first))
+    is_log_whole = not any(_is_gone(bucket, name, 1) for name in log - sizes.keys())
+    uploader.lose([name for files in gone.values() for name in files], is_log_whole=is_log_whole)
+    return described_gone(bucket.url, gone)
+
+
+def described_gone(url: str, gone: Mapping[str, Sequence[FileName]]) -> list[str]:
+    """Returns what a person is told: of each object, but for where there are many."""
+    told = [f"{url}/{name} is gone, or cut: {_counted(files)}" for name, files in sorted(gone.items())]
+    if len(told) > _MOST_TOLD:
+        told[_MOST_TOLD - 1 :] = [f"{url}: {len(told) - _MOST_TOLD + 1:,} more objects are gone"]
+    return [f"{problem}. Is there a lifecycle rule? There must be none on this prefix" for problem in told]
+
+
+def _listed(bucket: Bucket, *prefixes: str) -> dict[str, int]:
+    return {one.name: one.size_bytes for prefix in prefixes for one in bucket.list(prefix)}
+
+
+def _gone_of(bucket: Bucket, sizes: Mapping[str, int], contents: Contents) -> dict[str, list[FileName]]:
+    ends: dict[str, int] = {}
+    files: dict[str, list[FileName]] = {}
+    for placed in contents.files():
+        for name, end in _extents(placed):
+            if sizes.get(name, -1) < end:
+                ends[name] = max(end, ends.get(name, 0))
+                files.setdefault(name, []).append(placed.version.name)
+    return {name: files[name] for name, end in ends.items() if _is_gone(bucket, name, end)}
+
+
+def _counted(files: Sequence[FileName]) -> str:
+    return f"{files[0]} was in it" if len(files) == 1 else f"{files[0]} and {len(files) - 1:,} more files were in it"
+
+
+def _extents(placed: Placed) -> Iterable[tuple[str, int]]:
+    """Yields the objects that a file lies in, and up to where it needs each of them."""
+    place, size_bytes = placed.place, placed.version.size_bytes
+    if not place.part_bytes:
+        yield place.object, max(1, place.offset + size_bytes)
+        return
+    for part in range(-(-size_bytes // place.part_bytes)):
+        yield part_name(place.object, part), min(place.part_bytes, size_bytes - part * place.part_bytes)
+
+
+def _is_gone(bucket: Bucket, name: str, end: int) -> bool:
+    try:
+        bucket.get_range(name, end - 1, end)
+    except (MissingObjectError, CorruptionError):
+        return True
+    return False
