@@ -160,6 +160,7 @@ class Checkpoint:
             again = Batch(batch + 1) if next_offsets(self._keep, batch) else batch  # which reads the same rows again
             then = "restore without saying where it writes to"
             rewinding.check_sink(local_directory(output), again, self.query(), self._keep.env, then)
+        check_target(self._keep, local_directory(directory))
         return restore(self._keep, local_directory(directory), at, address=address)
 
     def fork(

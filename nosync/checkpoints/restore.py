@@ -59,7 +59,7 @@ def fork(keep: Keep, directory: Path, t: int | None = None, *, address: str | No
 
 def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id: bool) -> Restored:
     env = keep.env
-    check_target(keep, directory)
+    check_new(directory, env)
     paths = set(keep.closures.of(t).paths)
     following = set() if new_id else next_offsets(keep, t)
     paths |= following
@@ -93,12 +93,14 @@ def new_directory(directory: Path, env: Env) -> Iterator[Path]:
 
 
 def check_target(keep: Keep, directory: Path) -> None:
-    """Raises InvalidInputError as `check_new` does, and for a directory among those in which checkpoints are kept: it would be
-    taken for one of them.
+    """Raises InvalidInputError as `check_new` does, and for a directory in the store that a user names: among those in which
+    checkpoints are kept it would be taken for one of them, and elsewhere it would be lost with the store.
     """
     check_new(directory, keep.env)
-    if (keep.data / CHECKPOINTS).resolve() in directory.resolve().parents:
-        raise InvalidInputError(f"{directory} is among the kept checkpoints of {keep.data}: say a directory elsewhere")
+    data, given = keep.data.resolve(), directory.resolve()
+    if data in (given, *given.parents):
+        what = "among the kept checkpoints of" if data / CHECKPOINTS in given.parents else "in the store"
+        raise InvalidInputError(f"{directory} is {what} {keep.data}: say a directory elsewhere")
 
 
 def check_new(directory: Path, env: Env) -> None:

@@ -17,6 +17,8 @@ from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mappe
 from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
 
 CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 120.0
+SILENCE_S = 10.0
+"""Who reads waits so long for the next bytes. While a file is put, none come."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _MOST_LISTED = 1000
 _TOKEN_BITS = 64
@@ -37,14 +39,14 @@ def open_bucket(url: str, *, to_read: bool = False) -> Bucket:
         raise RemoteError(f"{found}: needs the extra: pip install 'nosync[remote]' ({error})") from None
     if to_read and found.scheme == "file" and not Path("/", found.path).is_dir():
         raise RemoteError(f"{found}: there is no such directory")
-    return CloudBucket(found)
+    return CloudBucket(found, to_read=to_read)
 
 
 class CloudBucket:
     """See Bucket. Calls are made once: whoever calls knows what may be said twice."""
 
-    def __init__(self, url: RemoteUrl) -> None:
-        self.url, self._scheme = str(url), url.scheme
+    def __init__(self, url: RemoteUrl, *, to_read: bool = False) -> None:
+        self.url, self._scheme, self._to_read = str(url), url.scheme, to_read
         self._directory = Path("/", url.path) if url.scheme == "file" else None
         with self._mapped("open", ""):
             self._store = self._opened(url)
@@ -62,6 +64,8 @@ class CloudBucket:
             "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
         }
+        if self._to_read:
+            options["read_timeout"] = timedelta(seconds=SILENCE_S)
         if url.scheme == "s3" and endpoint.startswith("http://"):  # as whoever set it wants it
             options["allow_http"] = True
         provider = _profile() if url.scheme == "s3" else None

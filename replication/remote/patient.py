@@ -9,6 +9,8 @@ from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import Bucket, ObjectInfo, UnavailableError
 
 _ATTEMPTS, _PAUSE_S = 6, 0.2
+_MOST_S = 25.0
+"""No call is made again after this: a store that says nothing at all takes a while to be given up each time."""
 
 T = TypeVar("T")
 
@@ -48,11 +50,12 @@ class PatientBucket:
         self._bucket.delete(names)
 
     def _retried(self, call: Callable[[], T]) -> T:
+        end_s = self._env.monotonic_s() + _MOST_S
         for attempt in range(_ATTEMPTS):
             try:
                 return call()
             except UnavailableError:
-                if attempt + 1 == _ATTEMPTS:
+                if attempt + 1 == _ATTEMPTS or self._env.monotonic_s() >= end_s:
                     raise
                 self._env.wait_s(_PAUSE_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")

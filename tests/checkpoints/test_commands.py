@@ -149,6 +149,7 @@ def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.C
         (("restore", "words", kept.root / "metadata", "--store", data), "is a file: say a new directory"),
         (("restore", "words", tmp_path / "link", "--store", data), "is a link: say a new directory"),
         (("restore", "words", data / "checkpoints" / "again", "--store", data), "is among the kept checkpoints of"),
+        (("restore", "words", data / "again", "--store", data), "is in the store"),
         (("fork", "words", "two", data / "checkpoints" / "two", "--store", data), "is among the kept checkpoints of"),
         (("restore", "words", "", "--store", data), "it is empty"),
         (("watch", "", "--once", "--store", data), "it is empty"),

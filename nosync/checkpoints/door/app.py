@@ -118,7 +118,7 @@ class DoorApp:
         is_first_of_two = name == "CREATE" and not request.has_body_next()  # of these this door answers the first
         if who is None or sending is None or not place.name or name in _OF_DOORS[1:] or is_first_of_two:
             return None
-        target = place_of_path(request.text("destination"), self._secret) if name == "RENAME" else None
+        target = self._target(request) if name == "RENAME" else None
         for _ in range(_TRIES):
             node = await who.node_of(place, is_sent_on=bool(request.text(THROUGH)))
             if node is None:
@@ -167,7 +167,7 @@ class DoorApp:
         return json_answer({"boolean": True})
 
     async def _rename(self, request: Request, place: Place) -> Answer:
-        target = place_of_path(request.text("destination"), self._secret)
+        target = self._target(request)
         if not place.path or not target.path or place.name != target.name:
             raise denied("a file is renamed within its checkpoint")
         options = request.text("renameoptions").upper()
@@ -184,6 +184,12 @@ class DoorApp:
             return json_answer({"boolean": False})  # the older form says no more
         await self._checkpoints.wait_at_gate(checkpoint, target.path)
         return Answer() if options else json_answer({"boolean": True})
+
+    def _target(self, request: Request) -> Place:
+        said = request.text("destination")
+        if not said:
+            raise illegal("say what the file is to be called: destination=...")
+        return place_of_path(said, self._secret)
 
     async def _create(self, request: Request, place: Place) -> Answer:
         if not place.path:

@@ -113,6 +113,7 @@ def test_a_destination_without_the_secret(client: Client) -> None:
         ("PUT", "there/d", "MKDIRS", {}, 403, "ParentNotDirectoryException"),
         ("PUT", "x", "RENAME", {"destination": "y", "renameoptions": "NONE"}, 404, "FileNotFoundException"),
         ("PUT", "there", "RENAME", {"destination": "d/e/f", "renameoptions": "NONE"}, 404, "FileNotFoundException"),
+        ("PUT", "there", "RENAME", {"renameoptions": "NONE"}, 400, "IllegalArgumentException"),
         ("PUT", "there", "RENAME", {"destination": "y", "renameoptions": "TO_TRASH"}, 400, "IllegalArgumentException"),
         ("DELETE", "d", "DELETE", {}, 403, "PathIsNotEmptyDirectoryException"),
         ("DELETE", "d", "DELETE", {"recursive": "perhaps"}, 400, "IllegalArgumentException"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, RemoteError
+from nosync.replication.remote import cloud
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.cloud_errors import mapped
@@ -118,6 +121,19 @@ def test_a_store_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, caplog:
         assert len(str(error).splitlines()) == 1
         assert KEY not in f"{error}{caplog.text}"
         assert SECRET not in f"{error}{caplog.text}"
+
+
+def test_who_reads_does_not_wait_long_for_a_store_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud, "SILENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        started_s = time.monotonic()
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            open_bucket("s3://bucket/x", to_read=True).get("a")
+        assert time.monotonic() - started_s < cloud.REQUEST_TIMEOUT_S / 4
 
 
 def test_a_profile_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

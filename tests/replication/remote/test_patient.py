@@ -64,3 +64,21 @@ def test_what_is_not_there_is_not_waited_for() -> None:
     with pytest.raises(MissingObjectError):
         PatientBucket(SimulatedBucket(), env).get("a")
     assert env.waited_s == 0
+
+
+def test_a_store_that_says_nothing_is_given_up_soon() -> None:
+    class Clock(Unhurried):
+        now_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return self.now_s
+
+    clock, objects = Clock(), Objects()
+
+    def silent(call: str, name: str) -> Fault:
+        clock.now_s += 10.0
+        return "before"
+
+    with pytest.raises(UnavailableError):
+        PatientBucket(SimulatedBucket(objects, silent), clock).get("a")
+    assert objects.calls["get"] == 3
