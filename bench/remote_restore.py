@@ -31,6 +31,7 @@ STAGE = "state"
 ROWS = 2_000
 FLUSH_S = 1.0
 LOOKED_UP = 10
+WIDE_BYTES = 1_000
 SLOW_S = 0.5
 FLINK_PAD_BYTES, FLINK_BYTES_A_KEY = 128, 125
 """The second is about what a key takes in a savepoint."""
@@ -88,6 +89,8 @@ def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         yield from _while_running(Path(temporary), epochs)
         yield from _after_a_loss(Path(temporary), megabytes)
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        yield from _wide_rows(Path(temporary), megabytes)
     sizes = {"short": (50, 200), "normal": (250, 1_000, 4_000), "full": (1_000, 10_000, 20_000)}[scale]
     yield from _first_outputs(sizes)
     if scale != "short":  # Flink's own start takes longer than a short run may
@@ -172,6 +175,25 @@ def _after_a_loss(root: Path, megabytes: int) -> Iterator[Result]:
                  looked_up_s / restored_s, settings=settings)  # fmt: skip
     yield Result(f"bytes fetched for {LOOKED_UP} keys", "nosync", fetched / 1e6, "MB", "all of it", size / 1e6,
                  fetched / size, settings=settings)  # fmt: skip
+
+
+def _wide_rows(root: Path, megabytes: int) -> Iterator[Result]:
+    """Reads some keys of a state that one epoch loaded, with a kilobyte in each row: nothing merged it yet."""
+    rows = megabytes * 1_000_000 // WIDE_BYTES
+    with nosync.open(root / "store", remote=f"file://{(root / 'bucket').absolute()}") as store:
+        text = pa.repeat(pa.scalar("x" * WIDE_BYTES), rows)
+        store.append(STAGE, t=0, rows=pa.table({"k": np.arange(rows), "text": text}), key=["k"])
+        store.seal(0)
+        store.sync_remote(600)
+    with connect_bucket(_bucket(root / "bucket"), None) as store:
+        assert isinstance(store, BucketStore)
+        keys = pa.table({"k": np.random.default_rng(1).integers(0, rows, LOOKED_UP)})
+        assert store.lookup(STAGE, keys).num_rows == LOOKED_UP
+        fetched = store.env.fetcher.bytes
+    yield Result(
+        f"bytes fetched for {LOOKED_UP} keys, 1 kB each, loaded in one epoch", "nosync", fetched / 1e6, "MB", "all of it",
+        float(megabytes), fetched / megabytes / 1e6, settings={"MB": megabytes},
+    )  # fmt: skip
 
 
 def _first_outputs(sizes: Sequence[int]) -> Iterator[Result]:

@@ -18,11 +18,11 @@ import pyarrow as pa
 from nosync.lsm.columnar.columns import Bools, conform, joined, take_batch, unify_schemas
 from nosync.lsm.columnar.hashing import HASH_BITS, U32
 from nosync.lsm.columnar.ordering import order_by_key
+from nosync.lsm.layers.blocks import BLOCK_BYTES, rows_of_block
 from nosync.lsm.layers.reader import Block, LayerReader
 from nosync.lsm.model.timestamp import Time
 
 BLOCK_ROWS = 1 << 17
-_BLOCK_BYTES = 512 << 20
 RowFilter = Callable[[pa.RecordBatch], Bools]
 
 
@@ -59,7 +59,7 @@ def merged_blocks(
     cursors = [_Cursor(layer, first_hash) for layer in layers]
     size = sum(layer.size_bytes for layer in layers)
     total = max(1, sum(layer.info.rows for layer in layers))
-    budget = max(1, min(block_rows, _BLOCK_BYTES * total // max(size, 1)))
+    budget = min(block_rows, rows_of_block(total, size))
     low = first_hash
     while low < end_hash:
         cut = _cut(cursors, low, end_hash, budget)
@@ -208,7 +208,7 @@ def log_blocks(layers: Sequence[LayerReader], schema: pa.Schema, block_rows: int
     rows = size_bytes = 0
     for layer in layers:
         for block in layer.blocks():
-            if waiting and (rows >= block_rows or size_bytes + block.data.nbytes > _BLOCK_BYTES):
+            if waiting and (rows >= block_rows or size_bytes + block.data.nbytes > BLOCK_BYTES):
                 yield _log_rows(waiting, schema)
                 waiting, rows, size_bytes = [], 0, 0
             waiting.append(block)

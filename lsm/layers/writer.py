@@ -10,7 +10,7 @@ Invariants
 Steps of `publish_rows`
 1. Check and normalise the rows; add a tombstone for each deleted key.
 2. Sort by (key group, hash, key): with hash32 as the first sort key that is one argsort.
-3. Write head, one Arrow batch, key-group offsets, description, trailer to a temporary file.
+3. Write head, one Arrow batch (or some, of a large layer), key-group offsets, description, trailer to a temporary file.
 4. Link it to its final name and drop the temporary name.
 """
 
@@ -40,6 +40,7 @@ from nosync.lsm.columnar.columns import (
 from nosync.lsm.columnar.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
 from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
+from nosync.lsm.layers.blocks import ONE_BLOCK_BYTES, cut
 from nosync.lsm.layers.format import LayerFileWriter, LayerInfo
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import Digest, LayerId, Shard
@@ -230,10 +231,15 @@ def _other_contents(
 
 
 def _same_rows(recorded: LayerReader, rejected: LayerReader) -> bool:
-    """Returns whether two files of different bytes hold equal rows, as when another version of Arrow laid them out."""
-    if not recorded.schema.equals(rejected.schema) or recorded.block_count != rejected.block_count:
+    """Returns whether two files of different bytes hold equal rows, as when another version of Arrow laid them out, or one
+    of nosync did not cut them into blocks.
+    """
+    if recorded.info.rows != rejected.info.rows or not recorded.schema.equals(rejected.schema):
         return False
-    return all(a.batch.equals(b.batch) for a, b in zip(recorded.blocks(), rejected.blocks(), strict=True))
+    tables = [
+        pa.Table.from_batches(block.batch for block in one.blocks()) for one in (recorded, rejected) if one.info.rows
+    ]
+    return not tables or bool(tables[0].equals(tables[1]))
 
 
 def publish_rows(
@@ -297,20 +303,38 @@ def _write_and_link(
     env: Env,
     expected: Digest | None,
 ) -> Published:
+    is_large = rows.batch.nbytes > ONE_BLOCK_BYTES
+    for in_one_block in (False, True) if is_large else (True,):
+        temporary, info, digest = _write(root, id, rows, key_groups, offsets, env, in_one_block=in_one_block)
+        if expected is None or digest == expected:
+            return link_layer(root, id, temporary, info, digest, env)
+        discard(temporary, env)  # versions that did not cut large layers wrote other bytes for the same rows
+    assert expected is not None, "else the first one was linked"
+    raise _other_contents(id, expected, "the sealed epoch lists", digest, rows.batch.num_rows)
+
+
+def _write(
+    root: Path,
+    id: LayerId,
+    rows: LayerRows,
+    key_groups: int,
+    offsets: npt.NDArray[np.uint64],
+    env: Env,
+    *,
+    in_one_block: bool,
+) -> tuple[Path, LayerInfo, Digest]:
     batch = rows.batch
     temporary = temporary_path(root, env)
     with storage_errors("write", temporary):
         try:
             with new_file(root, temporary, env) as file:
                 writer = LayerFileWriter(file, batch.schema)
-                writer.write_block(batch)
+                for block in [batch] if in_one_block else cut(batch, rows.hashes if rows.key else None):
+                    writer.write_block(block)
                 info, digest = writer.finish(
                     id, key=rows.key, key_groups=key_groups, times=[id.description.lower], group_offsets=offsets
                 )
         except OSError:
             discard(temporary, env)
             raise
-    if expected is not None and digest != expected:
-        discard(temporary, env)
-        raise _other_contents(id, expected, "the sealed epoch lists", digest, rows.batch.num_rows)
-    return link_layer(root, id, temporary, info, digest, env)
+    return temporary, info, digest

@@ -272,7 +272,7 @@ def test_a_merge_process_that_is_stopped_leaves_nothing(open_store: OpenStore) -
 def test_rows_of_logs_are_merged_in_blocks_that_arrow_can_hold(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nosync.lsm.layers.merging._BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("nosync.lsm.layers.merging.BLOCK_BYTES", 10_000)
     store = open_store(settings=ALONE)
     for t in range(20):
         store.append("log", t=t, rows=pa.table({"text": ["x" * 1500, "y" * 1500]}), key=[])
