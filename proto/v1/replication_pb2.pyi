@@ -17,20 +17,22 @@ class Held(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "store_id", "replicas", "version", "key_groups")
+    __slots__ = ("node", "incarnation", "store_id", "replicas", "version", "key_groups", "process")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     store_id: str
     replicas: int
     version: int
     key_groups: int
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ..., key_groups: _Optional[int] = ...) -> None: ...
+    process: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ..., key_groups: _Optional[int] = ..., process: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("seq", "held", "last", "groups")

@@ -57,7 +57,7 @@ class Replicator:
         key_groups, now_s = node.directory.key_groups, self._env.monotonic_s()
         replica = Replica(
             me, node.incarnation, store_id, members, replicas, now_s, key_groups, is_new_store=is_new_store,
-            is_being_filled=is_being_filled,
+            is_being_filled=is_being_filled, process=self._env.token(),
         )  # fmt: skip
         self._filled = filled if is_being_filled else None
         self._replica, self._shared = replica, SharedReplica(replica, self._env)

@@ -29,6 +29,8 @@ class Hello:
     version: int = PROTOCOL_VERSION
     key_groups: int = 0
     """0: it does not say, as nodes of earlier versions."""
+    process: str = ""
+    """One run of its daemon. Empty: it does not say, as nodes of earlier versions."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ SUSPECT_AFTER_S = 1.5
 """A peer that says nothing for so long, two heartbeats and a half, is not counted on."""
 AWAY_PATIENCE_S = 5.0
 """How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
+_RUNS_KEPT = 64
 SMALLEST_WINDOW_BYTES = 4 << 20
 WINDOW_S = 2.0
 """At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it
@@ -79,6 +81,14 @@ class Peer:
     """All that it holds was said in this session."""
     refused: str = ""
     """Why it is not talked to."""
+    process: str = ""
+    """The run of its daemon that is talked to."""
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=_RUNS_KEPT))
+    """Runs of its daemon in the place of which another one came."""
+    twin: str = ""
+    """What to say of another daemon that calls itself the same, and still runs."""
+    twin_s: float = float("-inf")
+    """When that was heard of last."""
     safe: dict[str, int] = field(default_factory=dict)
     """By timeline, the safe point that it told in this session."""
     differs_from: dict[str, int] = field(default_factory=dict)

@@ -81,15 +81,18 @@ class Replica:
         *,
         is_new_store: bool = False,
         is_being_filled: bool = False,
+        process: str = "",
     ) -> None:
         """`is_new_store`: where nothing is here, it is not because a disk was lost. `is_being_filled`: nothing was here, and
-        what peers have has not all come since.
+        what peers have has not all come since. `process`: this run of the daemon.
         """
         self.me = me
         peers = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.state = ReplicaState(Placement(me, replicas), peers, now_s)
         self.mine, self.peers = self.state.mine, self.state.peers
-        self.sessions = Sessions(self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups))
+        self.sessions = Sessions(
+            self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups, process=process)
+        )
         self.planner = FetchPlanner(self.state)
         self.copies = Copies(self.state, me, replicas)
         self._push = EagerPush(self.state)

@@ -79,6 +79,9 @@ class Sessions:
         if problem:
             return None, self._refuse(session, hello, problem)
         peer = self._state.peers[hello.node]
+        if self._is_twin(peer, session, hello):
+            self.end(session)
+            return None, [Close(session, peer.twin)]
         effects: list[Effect] = []
         if peer.session is not None and peer.session != session:
             old = peer.session  # the peer came back before we noticed that it had gone
@@ -91,10 +94,27 @@ class Sessions:
             peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.refused, peer.fell_silent, peer.safe = self._state.now_s, "", False, {}
-        peer.is_known = False
+        if peer.process and peer.process != hello.process:
+            peer.ended.append(peer.process)
+        peer.is_known, peer.process = False, hello.process
         self._state.by_session[session] = peer
         self._state.note_liveness(peer)
         return peer, effects
+
+    def _is_twin(self, peer: Peer, session: SessionId, hello: Hello) -> bool:
+        """Returns whether this is a run of its daemon after which another one came, that still runs: two daemons call
+        themselves the same. What the one has durably, the other has not, so only the last that came is talked to.
+        """
+        is_another = peer.session is not None and peer.session != session and hello.process != peer.process
+        if not is_another or hello.process not in peer.ended or not peer.is_up(self._state.now_s):
+            return False
+        peer.twin_s = self._state.now_s
+        peer.twin = (
+            f"two daemons run as node {peer.node}: the one that came last is talked to (incarnation {peer.incarnation}), and the "
+            f"one before is not ({hello.incarnation}). Stop the wrong one. A copy of a data directory becomes a node of its own "
+            "when it is emptied, and started with another --node"
+        )
+        return True
 
     def _refuse(self, session: SessionId, hello: Hello, problem: str) -> list[Effect]:
         peer = self._state.peers.get(hello.node)

@@ -180,6 +180,7 @@ def _frame(message: Message) -> pb.Frame:
             replicas=message.replicas,
             version=message.version,
             key_groups=message.key_groups,
+            process=message.process,
         )
     )
 
@@ -226,11 +227,12 @@ class Decoder:
             return InventoryRequest(_groups(frame.ask_inventory.groups))
         if kind == "hello":
             hello = frame.hello
-            if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
-                raise ReplicationError("a Hello with an incarnation or store id that none can be")
+            named = [hello.incarnation, hello.store_id, *([hello.process] if hello.process else [])]
+            if not all(map(_INCARNATION.match, named)):
+                raise ReplicationError("a Hello with an incarnation, store id or process that none can be")
             return Hello(
                 check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version,
-                hello.key_groups,
+                hello.key_groups, hello.process,
             )  # fmt: skip
         raise ReplicationError("a frame of no kind that this version knows")
 

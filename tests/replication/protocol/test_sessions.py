@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
+from nosync.replication.daemon.peer_status import peer_status
 from nosync.replication.protocol.eager_push import PUSH_BYTES, PUSH_PAUSE_S
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
     PUSH_FILE_BYTES,
     Change,
+    Close,
     Effect,
     Heartbeat,
     Hello,
@@ -58,6 +60,43 @@ def test_who_gave_a_file_is_told_at_once_that_it_is_durable_and_others_with_the_
         (sessions[ids[2]], 2),
     ]
     assert effects.index(heartbeats[1]) > max(i for i, e in enumerate(effects) if _told([e]))
+
+
+def greeting(process: str, incarnation: str = "life-of-n2") -> Hello:
+    return Hello(N2, incarnation, "store", 2, process=process)
+
+
+def test_of_two_daemons_of_one_name_the_last_that_came_is_talked_to() -> None:
+    one = Replica(N1, "life-of-n1", "store", (N1, N2), replicas=2)
+    first, second, third, fourth = (SessionId(n) for n in range(4))
+
+    def begins(session: SessionId, hello: Hello) -> list[Effect]:
+        one.connected(session)
+        return one.received(session, hello)
+
+    begins(first, greeting("run-1"))
+    peer = one.peers[N2]
+    begins(second, greeting("run-2", "another-life"))  # it was started again, or another one took its name
+    assert (peer.session, peer.twin) == (second, "")
+    (refused,) = begins(third, greeting("run-1"))
+    assert isinstance(refused, Close)
+    assert "two daemons run as node n2" in refused.reason
+    assert (peer.session, peer.incarnation, peer.twin) == (second, "another-life", refused.reason)
+    status = peer_status(peer, one.state.now_s, 0, 0, was_time=True)
+    assert (status.state, status.why) == ("up", refused.reason)
+    one.tick(40.0)  # nothing came of the other one
+    begins(fourth, greeting("run-1"))
+    assert (peer.session, peer.incarnation) == (fourth, "life-of-n2")
+    assert peer_status(peer, one.state.now_s, 0, 0, was_time=True).why == ""
+
+
+def test_one_daemon_has_a_new_session_whenever_it_dials() -> None:
+    one = Replica(N1, "life-of-n1", "store", (N1, N2), replicas=2)
+    for n, process in enumerate(["a", "a", "b", "b", "", "", "c"]):  # versions before say no run
+        one.connected(SessionId(n))
+        one.received(SessionId(n), greeting(process))
+        assert one.peers[N2].session == SessionId(n)
+        assert not one.peers[N2].twin
 
 
 def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
