@@ -49,7 +49,7 @@ def check_key_type(name: str, type_: pa.DataType) -> None:
     """Raises SchemaError for a type that cannot be a key."""
     if has_part(type_, pa.types.is_map):
         raise SchemaError(
-            f"key column {name!r} has type {type_}: maps cannot be compared, in Spark neither. Make it "
+            f"key column {name!r} has type {type_}: maps cannot be compared. Make it "
             f"array<struct<key, value>> before, as array_sort(map_entries({name})) does"
         )
     if not _can_be_key(type_):

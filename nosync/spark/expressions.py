@@ -33,6 +33,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.errors import without_log
 from nosync.spark.expression_translation import step_of
+from nosync.spark.schemas import check_fields
 from nosync.spark.selecting import selected
 from nosync.spark.session import ZONE, conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.versions import arrow_schema
@@ -233,6 +234,7 @@ class Analyzer:
                 self._check_stars(stage)
             rows = _apply(stage.kind, jvm_options(stage), empty, keep, report=None)
             schema = arrow_schema(rows.schema)
+            check_fields(rows.schema, f"stage {stage.name}")
             self._check_plan(stage, rows)
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]

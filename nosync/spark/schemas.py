@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     ArrayType,
     CharType,
     DataType,
+    MapType,
     StringType,
     StructType,
     TimeType,
@@ -142,9 +143,36 @@ def _check_type(type_: DataType, what: str) -> None:
     if isinstance(type_, CharType | VarcharType | YearMonthIntervalType):
         instead = "a number of months" if isinstance(type_, YearMonthIntervalType) else "string"
         raise SchemaError(f"{what} is {type_.simpleString()}, which Arrow does not have: declare it as {instead}")
+    if isinstance(type_, StructType) and len(set(type_.names)) < len(type_.names):
+        raise SchemaError(f"{what} is {type_.simpleString()}, with two fields of one name: name them apart")
     inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
     for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
         _check_type(part, what)
+
+
+def check_fields(schema: StructType, what: str) -> None:
+    """Raises SchemaError where a struct in a column has two fields of one name, which Spark does not give to Arrow."""
+    for column in schema:
+        twice = _twice_in(column.dataType)
+        if twice is not None:
+            raise SchemaError(
+                f"{what}: column {column.name!r} has a struct with two fields named {twice!r}, which Spark does not give to "
+                f"Arrow: name them apart, as in named_struct('a', x, 'b', y) or CAST(it AS array<struct<a: int, b: int>>)"
+            )
+
+
+def _twice_in(type_: DataType) -> str | None:
+    """Returns the name that two fields of a struct in a type have."""
+    if isinstance(type_, StructType):
+        names = type_.names
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        inner: list[DataType] = [field.dataType for field in type_]
+        return twice or next(filter(None, map(_twice_in, inner)), None)
+    if isinstance(type_, ArrayType):
+        return _twice_in(type_.elementType)
+    if isinstance(type_, MapType):
+        return _twice_in(type_.keyType) or _twice_in(type_.valueType)
+    return None
 
 
 def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:

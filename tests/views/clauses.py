@@ -87,6 +87,10 @@ CLAUSES: dict[str, str] = {
     "collected": "SELECT item, collect_list(price) AS prices, collect_set(person) AS people FROM orders GROUP BY item",
     "percentiles": """SELECT item, percentile(price, 0.25) AS low, median(price) AS middle, count(*) AS n FROM orders
                       GROUP BY item""",
+    "median of what lambdas make": """SELECT item,
+                                      median(get(filter(array((id % 2 * 2 - 1) * 9000000000000000000), v -> v <> 1), 0)) AS m,
+                                      median(get(transform(array(CAST(price AS decimal(9, 2))), v -> v), 0)) AS d
+                                      FROM orders GROUP BY item""",
     "median of all": "SELECT median(price) AS middle FROM orders",
     "groups of groups": "SELECT n, count(*) AS items FROM (SELECT item, count(*) AS n FROM orders GROUP BY item) GROUP BY n",
     "cube": "SELECT person, item, count(*) AS n, grouping_id() AS level FROM orders GROUP BY CUBE (person, item)",
@@ -141,10 +145,36 @@ CLAUSES: dict[str, str] = {
     "not in nothing": "SELECT id FROM orders WHERE item NOT IN (SELECT city FROM people WHERE score > 1000)",
     "exists of what is always there": """SELECT id FROM orders
                                          WHERE EXISTS (SELECT max(score) FROM people WHERE pid = person)""",
+    "exists of an aggregate": "SELECT id FROM orders WHERE EXISTS (SELECT max(score) FROM people)",
     "or exists": "SELECT id FROM orders WHERE person = 1 OR EXISTS (SELECT 1 FROM people WHERE pid = person)",
     "or exists beyond": """SELECT id FROM orders
                            WHERE id < 5 OR EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)""",
     "or not in": "SELECT id FROM orders WHERE id < 5 OR item NOT IN (SELECT city FROM people)",
+    "not or in": "SELECT id FROM orders WHERE NOT (person = 1 OR item IN (SELECT city FROM people))",
+    "not and in": "SELECT id FROM orders WHERE NOT (person = 1 AND item IN (SELECT city FROM people))",
+    "not not in": "SELECT id FROM orders WHERE NOT (person = 1 OR item NOT IN (SELECT city FROM people))",
+    "not in beside not in": """SELECT id FROM orders WHERE NOT (person IN (SELECT pid FROM people)
+                               OR item IN (SELECT page FROM clicks))""",
+    "not of two in": "SELECT id FROM orders WHERE NOT (id < 5 OR (person, item) IN (SELECT pid, city FROM people))",
+    "in is false": "SELECT id FROM orders WHERE (item IN (SELECT city FROM people)) = false",
+    "in is not true": "SELECT id FROM orders WHERE (item IN (SELECT city FROM people)) <> true",
+    "not or in of a side": """SELECT o.id, p.pid FROM orders o JOIN people p
+                              ON o.person = p.pid AND NOT (o.id < 3 OR o.item IN (SELECT page FROM clicks))""",
+    "not or in of a left join": """SELECT o.id, p.pid FROM orders o LEFT JOIN people p
+                                   ON o.person = p.pid AND NOT (o.id < 3 AND p.city IN (SELECT page FROM clicks))""",
+    "not or in after groups": """SELECT item, count(*) AS n FROM orders GROUP BY item
+                                 HAVING NOT (count(*) > 3 OR item IN (SELECT city FROM people))""",
+    "not or in inside of in": """SELECT id FROM orders WHERE person IN (SELECT pid FROM people
+                                 WHERE NOT (score > 6 OR city IN (SELECT page FROM clicks)))""",
+    "not or in inside of exists": """SELECT id FROM orders WHERE NOT (id < 3 OR EXISTS (SELECT 1 FROM people WHERE pid = person
+                                     AND NOT (score > 6 OR city IN (SELECT page FROM clicks WHERE who = pid))))""",
+    "not or in inside of a scalar": """SELECT id FROM orders WHERE price > (SELECT max(score) FROM people
+                                       WHERE NOT (score > 6 OR city IN (SELECT page FROM clicks)))""",
+    "not or in as a column": """SELECT id, NOT (id < 5 OR item IN (SELECT city FROM people)) AS a,
+                                CASE WHEN NOT (id < 5 AND item IN (SELECT city FROM people)) THEN 'x' ELSE 'y' END AS b,
+                                (item IN (SELECT city FROM people)) = false AS c FROM orders""",
+    "not or in in sums": """SELECT item, sum(CASE WHEN NOT (id < 5 OR item IN (SELECT city FROM people)) THEN 1 ELSE 0 END) AS a,
+                            count_if(NOT (id < 5 AND person IN (SELECT pid FROM people))) AS b FROM orders GROUP BY item""",
     "scalar": "SELECT id FROM orders WHERE price > (SELECT avg(price) FROM orders)",
     "scalar of nothing": "SELECT id, (SELECT max(score) FROM people WHERE score > 1000) AS none FROM orders",
     "scalar column": "SELECT id, price - (SELECT max(score) FROM people) AS below FROM orders",
@@ -154,6 +184,14 @@ CLAUSES: dict[str, str] = {
     "with": """WITH counts AS (SELECT person, count(*) AS n FROM orders GROUP BY person),
                     top AS (SELECT max(n) AS most FROM counts)
                SELECT counts.person FROM counts, top WHERE counts.n = top.most""",
+    # --- limits
+    "limit of one row": "SELECT count(*) AS n, max(price) AS most FROM orders LIMIT 100",
+    "limit of no row": "SELECT id FROM orders LIMIT 0",
+    "limit of a limit": "SELECT id FROM (SELECT id, item FROM orders ORDER BY id LIMIT 6) LIMIT 4",
+    "limit of columns": "SELECT id FROM (SELECT * FROM orders ORDER BY price DESC, id LIMIT 3 OFFSET 1)",
+    "limit of what is computed": """SELECT twice, twice + 1 AS more FROM (SELECT id * 2 AS twice FROM
+                                    (SELECT * FROM orders ORDER BY id)) LIMIT 3""",
+    "limit by a subquery": "SELECT id FROM orders ORDER BY abs(id - (SELECT max(pid) FROM people)), id LIMIT 3",
     # --- lists
     "explode": "SELECT id, explode(split(item, '')) AS letter FROM orders",
     "lateral view": "SELECT id, letter, place FROM orders LATERAL VIEW posexplode(split(item, '')) AS place, letter",
@@ -268,6 +306,22 @@ REFUSED: dict[str, tuple[str, str]] = {
     "random": ("SELECT id,\n rand() AS r FROM orders", r"rand\(\), line 2: it is another value each time"),
     "now": ("SELECT id FROM orders WHERE at < current_timestamp()", r"current_timestamp\(\).*line 1.*when"),
     "limit alone": ("SELECT id FROM orders\nLIMIT 3", r"Limit 3, line 1: without ORDER BY|Limit 3.*without ORDER BY"),
+    "two fields of one name": (
+        "SELECT id, arrays_zip(array(id), array(id), array(person)) AS z, struct(id, id) AS s FROM orders",
+        r"column 's' has a struct with two fields named 'id'.*named_struct",
+    ),
+    "median of intervals": (
+        "SELECT item, median(make_dt_interval(id)) AS m FROM orders GROUP BY item",
+        r"median\(.*line 1: a percentile of intervals.*seconds",
+    ),
+    "months": (
+        "SELECT id, make_ym_interval(1, 2) AS m FROM orders",
+        r"column m is INTERVAL YEAR TO MONTH.*number of months",
+    ),
+    "left lateral of a list": (
+        "SELECT id, e FROM orders LEFT JOIN LATERAL explode(split(item, '')) AS a(e)",
+        r"LateralJoin.*LATERAL VIEW OUTER",
+    ),
     "sample": ("SELECT * FROM orders TABLESAMPLE (50 PERCENT)", r"Sample.*chance"),
     "recursion": (
         "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 5) SELECT n FROM r",
@@ -310,10 +364,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "filtered windows": (
         "SELECT id, count(*) FILTER (WHERE price > 1) OVER (PARTITION BY person) AS n FROM orders",
         r"line 1: DISTINCT and FILTER are not translated OVER",
-    ),
-    "exists of an aggregate": (
-        "SELECT id FROM orders WHERE EXISTS (SELECT max(score) FROM people)",
-        r"line 1: without ORDER",
     ),
     "exists within": (
         """SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person

@@ -229,6 +229,9 @@ class Queries:
             f"EXISTS (SELECT 1 FROM {other.sql} WHERE {a} = {b} AND {self._condition(other)})",
             f"NOT EXISTS (SELECT 1 FROM {other.sql} WHERE {a} = {b})",
             f"({self._condition(rel)} OR {a} IN (SELECT {b} FROM {other.sql}))",
+            f"NOT ({self._condition(rel)} OR {a} IN (SELECT {b} FROM {other.sql}))",
+            f"NOT ({self._condition(rel)} AND {a} NOT IN (SELECT {b} FROM {other.sql}))",
+            f"({a} IN (SELECT {b} FROM {other.sql})) = ({self._condition(rel)})",
         ]
         if number is not None and compared is not None:
             conditions += [

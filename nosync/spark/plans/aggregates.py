@@ -248,8 +248,10 @@ class Aggregates:
                 raise refused(
                     call, "it is of all values: select the distinct ones in a query inside, and leave DISTINCT out"
                 )
+            if "Interval" in kind_of(items(function.children())[0].dataType()):
+                raise refused(call, "a percentile of intervals is not there: take that of their seconds")
             share = _share_of(call, function)
-            column = part.takes(f"CAST({argument} AS double)" if isinstance(argument, str) else argument)
+            column = part.takes(_as_double(argument))
             name, how = named(PERCENTILE, part.over, column, str(share)), PERCENTILE
             text = quoted(name)
         else:
@@ -471,6 +473,11 @@ def _function_of(call: Node) -> Node:
     while is_replaceable(function):
         function = function.replacement()
     return function
+
+
+def _as_double(value: Expression) -> Expression:
+    text = f"CAST({value} AS double)"
+    return text if isinstance(value, str) else Coded(value.column.cast("double"), text)
 
 
 def _share_of(call: Node, function: Node) -> float:

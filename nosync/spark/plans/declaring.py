@@ -9,7 +9,7 @@ from typing import cast
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, _parse_datatype_json_string
 
 from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow
@@ -24,16 +24,23 @@ from nosync.spark.expressions import Analyzer, quoted
 from nosync.spark.plans.catalyst import Node, Refused
 from nosync.spark.plans.query import Analyzed, Planner
 from nosync.spark.plans.translator import Translator
-from nosync.spark.schemas import parse_ddl
+from nosync.spark.schemas import check_fields, parse_ddl
 from nosync.spark.session import active_in_jvm, check_session, expression_settings
 
 _NAME_OF_STAGE = re.compile(r"[a-z]+-[0-9a-f]{10}\Z")
 """How stages of views are called, those that could not be made included."""
 _NO_TYPE = re.compile(
-    r'^"(?:variant|time\([0-9]\))"$|"(?:type|elementType|keyType|valueType)":"(?:variant|void|time\([0-9]\))"'
+    r'^"(?:variant|time\([0-9]\)|interval (?:year|month)[a-z ]*)"$|'
+    r'"(?:type|elementType|keyType|valueType)":"(?:variant|void|time\([0-9]\)|interval (?:year|month)[a-z ]*)"'
 )
-"""In the JSON of a type. Of VARIANT no values can be compared; VOID inside of others, and TIME, have no type in Arrow."""
-_INSTEAD = {"variant": "to_json(it), or its fields", "time(": "its text, CAST(it AS string)"}
+"""In the JSON of a type. Of VARIANT no values can be compared; VOID inside of others, TIME, and INTERVAL YEAR TO MONTH have no
+type in Arrow.
+"""
+_INSTEAD = {
+    "interval": "a number of months",
+    "variant": "to_json(it), or its fields",
+    "time(": "its text, CAST(it AS string)",
+}
 _NO_SESSION = (
     "Spark reads its query, and there is no session yet: make one before, as in "
     "SparkSession.builder.getOrCreate(), or give spark="
@@ -58,7 +65,10 @@ def declare(flow: Dataflow, view: View, spark: SparkSession | Planner | None) ->
     planner = spark if isinstance(spark, Planner) else _planner(view.name, spark)
     spark = planner.spark
     inputs = _inputs(flow, planner, spark)
-    analyzed = planner.analyze(view.name, view.query, inputs)
+    try:
+        analyzed = planner.analyze(view.name, view.query, inputs)
+    except Refused as error:
+        raise FlowError(f"view {view.name}: {error}") from None
     names = [name for _, name, _ in analyzed.columns]
     _check_names(view.name, names)
     _check_types(view.name, analyzed)
@@ -91,6 +101,7 @@ def _check_types(view: str, analyzed: Analyzed) -> None:
                 "it a type, as in CAST(array() AS array<int>)",
             )
             raise FlowError(f"view {view}: column {name} is {type_.sql()}, which cannot be recorded: give {instead}")
+        check_fields(StructType().add(name, _parse_datatype_json_string(type_.json())), f"view {view}")
 
 
 def _planner(view: str, spark: SparkSession | None) -> Planner:

@@ -37,7 +37,7 @@ from nosync.spark.plans.catalyst import (
     refused,
 )
 from nosync.spark.plans.event_time import length_us
-from nosync.spark.plans.expressions import Expressions
+from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
 from nosync.spark.versions import arrow_schema
 
@@ -67,13 +67,13 @@ _DIGITS = decimal.Context(prec=80)
 class _Given:
     """The columns that window functions take: those of a relation, and expressions that are computed before."""
 
-    def __init__(self, expressions: Expressions, relation: Relation) -> None:
-        self._expressions, self.relation = expressions, relation
+    def __init__(self, expressions: Expressions, relation: Relation, known: Known = ()) -> None:
+        self._expressions, self.relation, self._known = expressions, relation, known
         self.computed: dict[str, Expression] = {}
 
     def column(self, expression: Node) -> str:
         """Returns the column of an expression, which is computed where it is not there."""
-        text = self._expressions.of(expression, self.relation)
+        text = self._expressions.of(expression, self.relation, self._known)
         there = (name for name in self.relation.types if text == quoted(name))
         name = next(there, named("given", str(text)))
         if name not in self.relation.types:
@@ -130,11 +130,11 @@ class Over:
         stage = self._added(given, keys, order, columns, first)
         return Relation(stage, {**relation.columns, **{i: one.name for i, one in made.items()}}, types)
 
-    def placed(self, relation: Relation, order: Sequence[Node], most: int | None) -> tuple[Relation, str]:
+    def placed(self, relation: Relation, order: Sequence[Node], most: int | None, known: Known) -> tuple[Relation, str]:
         """Returns a relation with the place of each row among all rows, in a column that no attribute has. `most`: up to
-        which place rows are asked for.
+        which place rows are asked for. `known`: subqueries in the order.
         """
-        given = _Given(self._expressions, relation)
+        given = _Given(self._expressions, relation, known)
         orders = given.order(order)
         place = OverColumn(named("place", relation.stage.name, *map(repr, orders)), "row_number", pa.int32())
         first = None if most is None else (place.name, most)

@@ -22,9 +22,10 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.errors import without_log
 from nosync.spark.expressions import quoted
 from nosync.spark.jvm_names import remember_names
-from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, sequence_of
+from nosync.spark.plans.catalyst import Node, id_of, items, kind_of, refused, sequence_of
 from nosync.spark.plans.clock import check_no_clock
 from nosync.spark.plans.event_time import WATERMARK_NODE, has_watermark
+from nosync.spark.plans.rules import Rules
 from nosync.spark.session import contains, turn_of
 
 _NO_ROWS = (
@@ -38,15 +39,6 @@ _LOGICAL, _STATEMENTS = "org.apache.spark.sql.catalyst.plans.logical", ("Command
 _RUN_AT_ONCE = ("Call", "CompoundBody", "InsertIntoDir", "UnresolvedExecuteImmediate", "ExecuteImmediateQuery")
 """Procedures, scripts, rows written into a directory, and texts that are run."""
 _RAISED = "USER_RAISED_EXCEPTION"
-_NESTING = 3
-"""How deep subqueries may be in each other."""
-_SUBQUERIES = (
-    "RewriteNonCorrelatedExists",
-    "PullupCorrelatedPredicates",
-    "RewriteCorrelatedScalarSubquery",
-    "RewriteLateralSubquery",
-    "RewritePredicateSubquery",
-)
 _RULES = (
     "ReplaceIntersectWithSemiJoin", "ReplaceExceptWithAntiJoin", "ReplaceDistinctWithAggregate", "RewriteExceptAll",
     "RewriteIntersectAll", "BooleanSimplification", "EliminateOuterJoin", "PushDownPredicates", "ReorderJoin",
@@ -93,7 +85,7 @@ class Planner:
         with turn_of(spark):  # with the user's settings, not those of an epoch that runs
             self.session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         self._types: dict[str, Mapping[str, str]] = {}
-        self._rules = {name: self._rule(name) for name in (*_SUBQUERIES, *_RULES, *_OF_WATERMARKS)}
+        self._rules = Rules(self.session)
 
     def register(self, name: str, columns: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Lets queries name an input. `columns` has Spark's types. `is_stream`: as one that queries read as a stream."""
@@ -154,21 +146,26 @@ class Planner:
         """Returns a plan with the same rows, of fewer kinds of nodes."""
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
         plan = self._module(self._catalyst.expressions, "EliminatePipeOperators").apply(plan)
-        if self._has_subqueries_in_groups(plan):  # Spark would make them an aggregate of what they say of each row
-            plan = self._rule("PullOutGroupingExpressions").apply(plan)
-        for name in _SUBQUERIES * _NESTING:
-            plan = self._rules[name].apply(plan)
-        plan = self._without_views_of_views(plan)[0]
+        self._check_laterals(plan)
+        if self._rules.has_subqueries_in_groups(
+            plan
+        ):  # Spark would make them an aggregate of what they say of each row
+            plan = self._rules.apply(plan, "PullOutGroupingExpressions")
+        plan = self._without_views_of_views(self._rules.without_subqueries(plan))[0]
         # A watermark goes by the rows that the filters below it leave, so these are to be where Spark has them.
-        for name in (*_RULES, *_OF_WATERMARKS) if has_watermark(plan) else _RULES:
-            plan = self._rules[name].apply(plan)
-        return plan
+        return self._rules.apply(plan, *_RULES, *(_OF_WATERMARKS if has_watermark(plan) else ()))
 
-    def _has_subqueries_in_groups(self, plan: Node) -> bool:
-        groups = items(plan.groupingExpressions()) if kind_of(plan) == "Aggregate" else []
-        return any(contains(self.session, group, "PLAN_EXPRESSION") for group in groups) or any(
-            map(self._has_subqueries_in_groups, items(plan.children()))
-        )
+    def _check_laterals(self, plan: Node) -> None:
+        """Raises Refused where Spark leaves out rows that a LEFT JOIN LATERAL keeps: those whose list is empty."""
+        is_left = kind_of(plan) == "LateralJoin" and kind_of(plan.joinType()) == "LeftOuter"
+        if is_left and contains(self.session, plan.right().plan(), "GENERATE"):
+            raise refused(
+                plan,
+                "Spark makes LEFT JOIN LATERAL of a list an inner join, by an error of its own: write LATERAL VIEW OUTER "
+                "explode(...), which keeps the rows of empty lists, or JOIN LATERAL, which does not",
+            )
+        for child in items(plan.children()):
+            self._check_laterals(child)
 
     def _inlined(self, plan: Node) -> Node:
         """Returns a plan with what queries inside of it name by WITH in the places of the names."""
@@ -248,9 +245,6 @@ class Planner:
     @property
     def _catalyst(self) -> Any:
         return self.session._jvm.org.apache.spark.sql.catalyst  # type: ignore[union-attr]
-
-    def _rule(self, name: str) -> Any:
-        return self._module(self._catalyst.optimizer, name)
 
     @staticmethod
     def _module(package: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from nosync.spark.plans.catalyst import (
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
+from nosync.spark.plans.limits import limited, takes_one_of_the_same
 from nosync.spark.plans.over import Over, is_of_sorted, most_asked, sorted_below
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -308,45 +309,39 @@ class Translator:
         return self._over.of(plan, relation, items(sort.order()), most)
 
     def _globallimit(self, plan: Node) -> Relation:
-        below = plan.child()
-        limit, offset = plan.limitExpr(), None
-        if kind_of(below) == "LocalLimit":
-            below = below.child()
-        if kind_of(below) == "Offset":
-            offset, below = below.offsetExpr(), below.child()
-        if offset is None and _is_one_of_the_same(limit, below):
+        if takes_one_of_the_same(plan):
+            below = plan.child().child() if kind_of(plan.child()) == "LocalLimit" else plan.child()
             relation = self.only(self._of(below), items(plan.output()))
             return relation.with_stage(self.stages.distinct(relation.stage))
-        return self._between(plan, below, limit, offset)
+        return self._between(plan)
 
     _locallimit = _globallimit
 
     def _offset(self, plan: Node) -> Relation:
-        below, limit = plan.child(), None
-        if kind_of(below) in ("GlobalLimit", "LocalLimit"):
-            raise refused(plan, "OFFSET after LIMIT: say LIMIT and OFFSET together")
-        return self._between(plan, below, limit, plan.offsetExpr())
+        return self._between(plan)
 
-    def _between(self, plan: Node, below: Node, limit: Node | None, offset: Node | None) -> Relation:
-        chosen = None
-        while kind_of(below) == "Project" and kind_of(below.child()) in ("Sort", "Project"):
-            chosen, below = items(below.projectList()) if chosen is None else chosen, below.child()
-        if kind_of(below) != "Sort":
+    def _between(self, plan: Node) -> Relation:
+        """Returns the rows at some places, by LIMIT and OFFSET."""
+        asked = limited(plan)
+        sort, place = asked.of, ""
+        if asked.is_nothing or has_one_row(sort):
+            relation = self._of(sort)
+            if asked.is_nothing or asked.first:
+                relation = relation.with_stage(self.stages.where(relation.stage, "FALSE"))
+        elif kind_of(sort) != "Sort":
             raise refused(plan, "without ORDER BY any rows would do: say by what they are ordered")
-        self.note("ORDER BY ... LIMIT: all rows are kept on one shard, and read where one of the first goes")
-        first = 0 if offset is None else int(offset.eval(None))
-        most = None if limit is None else first + int(limit.eval(None))
-        relation, place = self._over.placed(self._of(below.child()), items(below.order()), most)
-        if first:
-            relation = relation.with_stage(self.stages.where(relation.stage, f"{quoted(place)} > {first}"))
-        return relation if chosen is None else self.projected(relation, chosen)
-
-
-def _is_one_of_the_same(limit: Node, below: Node) -> bool:
-    """Returns whether a limit takes one of rows that are all the same, as Spark asks whether there are any."""
-    if kind_of(below) != "Project" or int(limit.eval(None)) != 1:
-        return False
-    return all(kind_of(one) == "Alias" and one.child().foldable() for one in items(below.projectList()))
+        else:
+            self.note("ORDER BY ... LIMIT: all rows are kept on one shard, and read where one of the first goes")
+            relation = self._of(sort.child())
+            known: Known = ()
+            for one in items(sort.order()):
+                relation, known = self._with_subqueries(one, relation, known)
+            relation, place = self._over.placed(relation, items(sort.order()), asked.end, known)
+            if asked.first:
+                relation = relation.with_stage(self.stages.where(relation.stage, f"{quoted(place)} > {asked.first}"))
+        for project in asked.projects:
+            relation = self.projected(relation, items(project.projectList()))
+        return relation
 
 
 def _column_of(name: str, types: Mapping[str, Node]) -> str:

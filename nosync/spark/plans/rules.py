@@ -1,0 +1,96 @@
+"""Rules of Spark's optimizer, called one by one, also on the plans that subqueries have inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from nosync.spark.plans.catalyst import Node, items, kind_of
+from nosync.spark.session import contains
+
+SUBQUERIES = (
+    "RewriteNonCorrelatedExists",
+    "PullupCorrelatedPredicates",
+    "RewriteCorrelatedScalarSubquery",
+    "RewriteLateralSubquery",
+    "RewritePredicateSubquery",
+)
+"""Rules that make joins of subqueries, in Spark's order."""
+_NESTING = 3
+"""How deep subqueries may be in each other."""
+_CONDITIONS = (
+    "NullPropagation", "OptimizeIn", "ConstantFolding", "BooleanSimplification", "SimplifyConditionals",
+    "PushFoldableIntoBranches", "SimplifyBinaryComparison", "ReplaceNullWithFalseInPredicate", "PushDownPredicates",
+)  # fmt: skip
+"""Rules that bring NOT to what it is said of, and conditions of joins to the side that they are of."""
+_MOST_PASSES = 10
+_PULL_UP = SUBQUERIES[1]
+
+
+class Rules:
+    """The rules, for the plans of one session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session, self._jvm = session, session._jvm
+        self._known: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+
+    def apply(self, plan: Node, *names: str) -> Node:
+        """Returns what rules make of a plan, one after the other."""
+        for name in names:
+            plan = self._rule(name).apply(plan)
+        return plan
+
+    def without_subqueries(self, plan: Node) -> Node:
+        """Returns a plan with joins in the places of subqueries.
+
+        What Spark's rules make of `x IN (SELECT ...)` is false where SQL says null, and what they make of `x NOT IN (SELECT
+        ...)` is not. So they count on conditions in which NOT is said of nothing else than that, in the filters below joins.
+        """
+        for _ in range(_NESTING):
+            if contains(self._session, plan, "IN_SUBQUERY"):
+                plan = self._with_plain_conditions(self._within(plan, _PULL_UP))
+            plan = self.apply(plan, *SUBQUERIES)
+        return plan
+
+    def _with_plain_conditions(self, plan: Node) -> Node:
+        for _ in range(_MOST_PASSES):
+            before = plan
+            for name in _CONDITIONS:
+                plan = self._within(plan, name)
+            if plan.fastEquals(before):
+                break
+        return plan
+
+    def _within(self, plan: Node, name: str) -> Node:
+        """Returns what a rule makes of a plan, and of the plans of its subqueries."""
+        if name not in self._functions:
+            self._functions[name] = self._function_of(self._rule(name))
+        return plan.transformWithSubqueries(self._functions[name])
+
+    def _function_of(self, rule: Any) -> Any:
+        """Returns a rule as a function of Scala: an object that calls it, and which Python need not be asked for."""
+        lang = self._jvm.java.lang  # type: ignore[union-attr]
+        (method,) = (
+            one
+            for one in rule.getClass().getMethods()
+            if one.getName() == "apply" and one.getParameterTypes()[0].getSimpleName() == "LogicalPlan"
+        )
+        handle = lang.invoke.MethodHandles.publicLookup().unreflect(method).bindTo(rule)
+        kind = lang.Class.forName("scala.Function1")
+        function = lang.invoke.MethodHandleProxies.asInterfaceInstance(kind, handle)
+        return getattr(getattr(self._jvm.scala, "PartialFunction$"), "MODULE$").fromFunction(function)  # type: ignore[union-attr]
+
+    def _rule(self, name: str) -> Any:
+        if name not in self._known:
+            package = self._jvm.org.apache.spark.sql.catalyst.optimizer  # type: ignore[union-attr]
+            self._known[name] = getattr(getattr(package, f"{name}$"), "MODULE$")
+        return self._known[name]
+
+    def has_subqueries_in_groups(self, plan: Node) -> bool:
+        """Returns whether a plan groups by what a subquery says."""
+        groups = items(plan.groupingExpressions()) if kind_of(plan) == "Aggregate" else []
+        return any(contains(self._session, group, "PLAN_EXPRESSION") for group in groups) or any(
+            map(self.has_subqueries_in_groups, items(plan.children()))
+        )
