@@ -128,9 +128,11 @@ class Stage(KeyedOperators):
     def join_static(
         self, name: str, table: Any, *, on: Sequence[str], how: str = "inner", persist: str | None = None
     ) -> Stage:
-        """Joins each row with a table that does not change, broadcast to the workers. `how` is inner or left.
+        """Joins each row with a table, broadcast to the workers. `how` is inner or left.
 
-        The contents of the table are part of the stage's fingerprint.
+        The table has the rows that it has when the job is made, and they are part of the stage's fingerprint: other rows are
+        other code. Up to 10,000 are kept in the driver's memory. More are kept by Spark, and where it loses some, and reads
+        others in their place, an epoch raises FlowError.
         """
         if how not in ("inner", "left"):
             raise FlowError(f"stage {name}: how={how!r}, expected 'inner' or 'left'")

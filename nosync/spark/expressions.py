@@ -36,6 +36,7 @@ from nosync.spark.expression_translation import step_of
 from nosync.spark.schemas import check_fields
 from nosync.spark.selecting import selected
 from nosync.spark.session import ZONE, conf_set, contains, session_settings, turn_of, unusual
+from nosync.spark.static_tables import check_same
 from nosync.spark.versions import arrow_schema
 
 log = logging.getLogger("nosync")
@@ -154,6 +155,7 @@ def _texts(
 def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
     """Returns the rows joined with a static table. Rows that carry a report stay as they are."""
     table: DataFrame = options.table
+    check_same(table, rows_of)
     on = list(options.on)
     columns = [name for name in rows.columns if name not in keep]
     added = [name for name in table.columns if name not in on]
@@ -351,12 +353,7 @@ class Analyzer:
             return "; ".join([*texts, *self._functions(rows), *unusual(self._settings)])
         join = arguments_of(stage, StaticJoinArguments)
         table: DataFrame = join.table
-        columns = [F.col(quoted(name)) for name in table.columns]
-        # The hash passes over nulls: which columns are null is hashed as well.
-        hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
-        # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
-        n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
-        return f"{join.on} {join.how} {table.schema.simpleString()} {n} rows {total}"
+        return f"{join.on} {join.how} {table.schema.simpleString()} {rows_of(table)}"
 
     def _functions(self, rows: DataFrame) -> list[str]:
         """Returns what Spark sends to workers of the Python functions in expressions: their names say nothing of their
@@ -372,6 +369,16 @@ class Analyzer:
                     found.append(code_of(one))
                 waiting.append(one.children())
         return sorted(found)
+
+
+def rows_of(table: DataFrame) -> str:
+    """Returns which rows a table has now, in whatever order: how many, and the sum of their hashes."""
+    columns = [F.col(quoted(name)) for name in table.columns]
+    # The hash passes over nulls: which columns are null is hashed as well.
+    hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
+    # As a decimal the sum cannot overflow.
+    n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
+    return f"{n} rows {total}"
 
 
 def code_of(function: Any) -> str:

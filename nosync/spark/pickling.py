@@ -18,7 +18,8 @@ from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage
 from nosync.lsm.errors import FlowError
-from nosync.spark.session import in_own_zone
+from nosync.spark.expressions import rows_of
+from nosync.spark.static_tables import with_its_rows
 
 
 def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
@@ -50,8 +51,8 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
     def as_it_is(stage: Stage) -> Stage:
         if stage.kind != STATIC_JOIN:
             return replace(stage, function=freeze(stage))
-        # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
+        # Now, also because epochs run in UTC, and what text says of time would be read otherwise there.
         join = arguments_of(stage, StaticJoinArguments)
-        return replace(stage, arguments=replace(join, table=in_own_zone(join.table)))
+        return replace(stage, arguments=replace(join, table=with_its_rows(stage.name, join.table, rows_of)))
 
     return flow.with_stages(as_it_is)
