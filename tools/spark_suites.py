@@ -3,7 +3,7 @@
     python tools/spark_suites.py SPARK [SUITE ...] [--only TEXT ...] [--most-s SECONDS]
 
 SPARK is a copy of Spark's sources, of about the version that is installed: its tests are not in the wheel. Nothing of it is
-copied. SUITE is a module below pyspark.sql.tests, such as streaming.test_streaming (default: a list, which takes an hour, for
+copied. SUITE is a module below pyspark.sql.tests, such as streaming.test_streaming (default: a list, which takes two hours, for
 those of transformWithState are long). `--only`: tests whose names have one of these texts. `--most-s`: a suite that takes
 longer is ended, and counts as failed. The exit code is 1 where a test fails behind the door that passes without it, but for
 those that list their checkpoint on disk.
@@ -32,6 +32,10 @@ SUITES = (
     "pandas.streaming.test_pandas_transform_with_state_checkpoint_v2",
     "pandas.streaming.test_pandas_transform_with_state_state_variable",
     "pandas.streaming.test_pandas_transform_with_state_state_variable_checkpoint_v2",
+    "pandas.streaming.test_transform_with_state",
+    "pandas.streaming.test_transform_with_state_checkpoint_v2",
+    "pandas.streaming.test_transform_with_state_state_variable",
+    "pandas.streaming.test_transform_with_state_state_variable_checkpoint_v2",
 )
 LOCAL = frozenset({"test_stream_save_options", "test_stream_save_options_overwrite"})
 """They list the checkpoint as a directory on this host, where it is not when it is behind the door."""

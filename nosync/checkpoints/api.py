@@ -273,7 +273,8 @@ class Checkpoint:
             nosync.checkpoint("words").diff(spark, 41, 42).show()
 
         `change` is insert, update or delete. `options`: of Spark's `statestore` reader (operatorId, storeName, joinSide,
-        stateVarName, ...). Raises NotAvailableError where a batch cannot be gone on from.
+        stateVarName, ...); with stateVarName of a map, and of timers, `key` says which entry it is of the key. Raises
+        NotAvailableError where a batch cannot be gone on from, InvalidInputError where the session does not read such states.
         """
         said = {name: str(value) for name, value in options.items()}
         return state_diff(spark, self.at(before), self.at(after), said)

@@ -210,7 +210,7 @@ class _Search:
             elif ends[source] >= 0:
                 self._log_of(source, ends[source])
 
-    def _log_of(self, source: int, end: int) -> None:
+    def _log_of(self, source: str, end: int) -> None:
         """Takes the entries of a file source's log that stand for all up to `end`."""
         entries = self._index.source_log(source)
         begin = max((n for n, is_compact in entries if is_compact and n <= end), default=None)

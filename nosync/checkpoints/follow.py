@@ -222,7 +222,7 @@ class Follower:
                 f"{link} is a link, and those are not followed: move the whole checkpoint, and say where it is"
             )
 
-    def _is_of(self, path: str, last: Batch | None, since: Batch, oldest: Mapping[int, int]) -> bool:
+    def _is_of(self, path: str, last: Batch | None, since: Batch, oldest: Mapping[str, int]) -> bool:
         """Returns whether a file is finished once batch `last` is committed: of a batch that runs, states may change.
 
         A batch may be committed while all is listed. Its commit is not taken without its states: the next look takes both.

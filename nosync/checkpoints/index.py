@@ -30,7 +30,7 @@ class FileIndex:
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
         self._sizes: dict[str, int] = {}
         self._logs: dict[str, list[Batch]] = {"offsets": [], "commits": []}
-        self._sources: dict[int, dict[tuple[int, bool], str]] = defaultdict(dict)
+        self._sources: dict[str, dict[tuple[int, bool], str]] = defaultdict(dict)
         self._operators: dict[int, dict[str, OperatorFile]] = defaultdict(dict)
         self._states: dict[StoreId, dict[int, list[StateFile]]] = {}
         self._others: set[str] = set()
@@ -101,12 +101,12 @@ class FileIndex:
         """Returns the files of a state store by version."""
         return self._states.get(store, {})
 
-    def source_log(self, source: int) -> Mapping[tuple[int, bool], str]:
+    def source_log(self, source: str) -> Mapping[tuple[int, bool], str]:
         """Returns the entries of a source's log, by number and whether they stand for all before."""
         return self._sources.get(source, {})
 
-    def sources(self) -> Collection[int]:
-        """Returns the numbers of the sources that have files."""
+    def sources(self) -> Collection[str]:
+        """Returns the sources that have files."""
         return self._sources.keys()
 
     def operator_files(self) -> Iterable[OperatorFile]:

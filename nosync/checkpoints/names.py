@@ -5,8 +5,8 @@ Layout, as Spark 2.3 to 4.3 write it, relative to the checkpoint's directory:
     metadata                                                  the id of the query
     offsets/<batch>                                           what the batch reads, written before it runs
     commits/<batch>                                           written when the batch is done
-    sources/<i>/<n>                                           the log of a file source, or where a source began
-    sources/<i>/<n>.compact                                   stands for the entries of that log up to n
+    sources/<source>/<n>                                      the log of a file source, or where a source began
+    sources/<source>/<n>.compact                              stands for the entries of that log up to n
     state/<op>/_metadata/metadata                             how many partitions and stores an operator has
     state/<op>/_metadata/v2/<batch>                           the same for transformWithState
     state/<op>/_stateSchema/<store>/<batch>_<id>              its schemas
@@ -14,7 +14,8 @@ Layout, as Spark 2.3 to 4.3 write it, relative to the checkpoint's directory:
     state/<op>/<part>/[<store>/]<version>[_<id>].<form>       the state of a store, or what a batch changed in it
     state/<op>/<part>/[<store>/]SSTs/<file>, logs/<file>      what a RocksDB snapshot is made of
 
-The state after batch `t` has version `t + 1`. Forms are `delta` and `snapshot` (HDFS-backed), `changelog` and `zip`
+A source is called by its place in the query, or by the name that the query gives it (Spark 4.2 and later). The state
+after batch `t` has version `t + 1`. Forms are `delta` and `snapshot` (HDFS-backed), `changelog` and `zip`
 (RocksDB). With format v2 the name has the id of the attempt that wrote the file.
 """
 
@@ -32,6 +33,7 @@ METADATA = "metadata"
 CRC_SUFFIX = ".crc"
 _STATE = re.compile(r"(?P<version>\d{1,18})(?:_(?P<id>[0-9A-Za-z-]{1,64}))?\.(?P<form>delta|snapshot|changelog|zip)\Z")
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})\Z")
+_SOURCE = re.compile(r"[0-9A-Za-z_]{1,255}\Z")
 _LOG_ENTRY = re.compile(r"(?P<number>\d{1,18})(?P<compact>\.compact)?\Z")
 _MOST_NAME = 1024
 
@@ -97,7 +99,7 @@ class SourceFile:
     """An entry of the log of a source. `is_compact`: it stands for all entries up to `number`."""
 
     path: str
-    source: int
+    source: str
     number: int
     is_compact: bool
 
@@ -147,8 +149,8 @@ def parse(path: str) -> CheckpointFile:
     match parts:
         case ["offsets" | "commits", number] if _NUMBER.match(number):
             return BatchFile(path, parts[0], Batch(int(number)))
-        case ["sources", source, entry] if _NUMBER.match(source) and (found := _LOG_ENTRY.match(entry)):
-            return SourceFile(path, int(source), int(found["number"]), found["compact"] is not None)
+        case ["sources", source, entry] if _SOURCE.match(source) and (found := _LOG_ENTRY.match(entry)):
+            return SourceFile(path, source, int(found["number"]), found["compact"] is not None)
         case ["state", operator, "_metadata" | "_stateSchema", *rest] if _NUMBER.match(operator) and rest:
             return OperatorFile(path, int(operator), _batch_of(rest, is_metadata=parts[2] == "_metadata"))
         case ["state", operator, partition, *rest] if _NUMBER.match(operator) and _NUMBER.match(partition) and rest:

@@ -119,14 +119,18 @@ def check_new(directory: Path, env: Env) -> None:
 def next_offsets(keep: Keep, t: Batch) -> set[str]:
     """Returns the files by which the batch after `t` reads what it read before: exactly this one entry of `offsets`.
 
-    There are none where the entry is not kept, or where entries of sources' logs are missing that it names.
+    There are none where the entry is not kept, or where entries of sources' logs are missing that it names; nor where it is
+    that of a repartition, which Spark wants to be done again by hand.
     """
     path, following = f"offsets/{t + 1}", Batch(t + 1)
     if path not in keep.index:
         return set()
     found = {path, path + CRC_SUFFIX} & set(keep.index.paths())
-    before = keep.closures.offsets(t).log_ends
-    for source, end in keep.closures.offsets(following).log_ends.items():
+    of_t, of_next = keep.closures.offsets(t), keep.closures.offsets(following)
+    if of_t.partitions != of_next.partitions:
+        return set()
+    before = of_t.log_ends
+    for source, end in of_next.log_ends.items():
         entries = keep.index.source_log(source)
         for number in range(before.get(source, -1) + 1, end + 1):
             named = [entries[key] for key in ((number, False), (number, True)) if key in entries]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -43,15 +44,18 @@ class Commit:
     ids: Mapping[tuple[int, int], frozenset[str]]
 
 
+_OF_SOURCE = re.compile(r"(?P<name>[0-9A-Za-z_]{1,255}):")
+
+
 @dataclass(frozen=True)
 class Offsets:
     """What `offsets/<batch>` says.
 
-    `log_ends`: by number of a file source, the last entry of its log that the batch reads; -1 before the first.
+    `log_ends`: by the place, or the name, of a file source, the last entry of its log that the batch reads; -1 before the first.
     `partitions`: how many partitions the state has; None where the file does not say.
     """
 
-    log_ends: Mapping[int, int]
+    log_ends: Mapping[str, int]
     partitions: int | None
 
 
@@ -81,14 +85,18 @@ def read_commit(data: bytes, where: str) -> Commit:
 
 
 def read_offsets(data: bytes, where: str) -> Offsets:
-    """Reads `offsets/<batch>`: a line with the version, a line of JSON on the query, then a line for each source."""
+    """Reads `offsets/<batch>`: a line with the version, a line of JSON on the query, then a line for each source: with its name
+    before it since version 2.
+    """
     with parsed("offsets", where):
         lines = _lines(data)
         conf = (json.loads(lines[1]) if len(lines) > 1 else {}).get("conf") or {}
         partitions = conf.get("spark.sql.shuffle.partitions")
-        ends = {}
-        for source, line in enumerate(lines[2:]):
-            offset = _json_or_none(line)
+        ends: dict[str, int] = {}
+        for place, line in enumerate(lines[2:]):
+            named = _OF_SOURCE.match(line) if int(lines[0][1:]) > 1 else None
+            source, text = (named["name"], line[named.end() :]) if named else (str(place), line)
+            offset = _json_or_none(text)
             if isinstance(offset, dict) and set(offset) == _FILE_LOG:
                 ends[source] = int(offset["logOffset"])
         return Offsets(ends, None if partitions is None else int(partitions))
@@ -104,6 +112,14 @@ def read_operator(data: bytes, where: str, operator: int) -> list[StoreId]:
                 raise ValueError(f"{partitions} partitions")
             found += [StoreId(operator, part, "" if name == "default" else name) for part in range(partitions)]
         return found
+
+
+def read_variables(data: bytes, where: str) -> list[str]:
+    """Reads the metadata of an operator, and returns the state variables of users that it has; none of other operators."""
+    with parsed("an operator's metadata", where):
+        said = json.loads(_json_after_version(data).get("operatorPropertiesJson") or "{}")
+        names = [str(variable["stateName"]) for variable in said.get("stateVariables") or ()]
+        return [name for name in names if not name.startswith("$")]
 
 
 def read_snapshot(data: bytes, where: str) -> list[PartFile]:

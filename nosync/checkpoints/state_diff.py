@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nosync.checkpoints.names import StateFile, parse
 from nosync.checkpoints.restore import Restored
+from nosync.checkpoints.spark_files import read_variables
+from nosync.lsm.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
+FORMAT_OF_STATES = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _WHOLE = (
     "map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'timestampNTZFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS', "
     "'ignoreNullFields', 'false')"
@@ -19,6 +24,8 @@ _WHOLE = (
 and fields that are null.
 """
 _OF_READER = ("partition_id", "key")
+_OF_ENTRY = ("user_map_key", "expiration_timestamp_ms")
+"""Columns that, with the key, say which entry of a map's state, or which timer, a row is."""
 
 
 def state_diff(spark: SparkSession, before: Restored, after: Restored, options: Mapping[str, str]) -> DataFrame:
@@ -26,8 +33,14 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
 
     `change` is insert, update or delete. `before` and `after`: views of a checkpoint, as `Checkpoint.at` makes them.
     `options`: of Spark's `statestore` reader, such as operatorId, storeName, joinSide and stateVarName. Where a key has
-    several rows, as on a side of a join, those that both have are left out, and of the others each is a change.
+    several rows, as on a side of a join, those that both have are left out, and of the others each is a change. Raises
+    InvalidInputError where the states have format v2, and the session does not read it.
     """
+    if str(spark.conf.get(FORMAT_OF_STATES, "1")) != "2" and any(map(_is_of_format_2, (before.path, after.path))):
+        raise InvalidInputError(
+            "the states have format v2, which Spark reads where the session says so: "
+            f'spark.conf.set("{FORMAT_OF_STATES}", "2")'
+        )
     states = [spark.read.format("statestore").options(**options).load(str(view.path)) for view in (before, after)]
     old, new = map(_texts_of, states)
     gone, come = _only_in(old, new), _only_in(new, old)
@@ -44,13 +57,30 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
     )
 
 
+def _is_of_format_2(view: Path) -> bool:
+    paths = (path.relative_to(view).as_posix() for path in view.glob("state/*/*/**/*.*"))
+    return any(isinstance(file, StateFile) and file.id is not None for file in map(parse, paths))
+
+
+def variables_in(view: Path) -> list[str]:
+    """Returns the state variables of transformWithState that a view of a checkpoint has: what `stateVarName` may be."""
+    found: dict[str, None] = {}
+    for path in sorted(view.glob("state/*/_metadata/v2/*")):
+        found |= dict.fromkeys(read_variables(path.read_bytes(), str(path)))
+    return list(found)
+
+
 def _texts_of(rows: DataFrame) -> DataFrame:
     """Returns the states of keys with a text of each, for keys and values may hold maps, which do not compare."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - checkpoints are kept without Spark, too
 
-    rest = [name for name in rows.columns if name not in _OF_READER]
+    of_entry = [name for name in _OF_ENTRY if name in rows.columns]
+    rest = [name for name in rows.columns if name not in (*_OF_READER, *of_entry)]
     value = _fields_of(rows, "value") if rest == ["value"] else F.struct(*rest)
-    read = rows.select("partition_id", _fields_of(rows, "key").alias("key"), value.alias("value"))
+    key = _fields_of(rows, "key")
+    if of_entry:
+        key = F.struct(key.alias("key"), *(_fields_of(rows, name).alias(name) for name in of_entry))
+    read = rows.select("partition_id", key.alias("key"), (value if rest else F.lit(None)).alias("value"))
     return read.selectExpr(
         "*",
         f"to_json(named_struct('k', key), {_WHOLE}) AS key_text",

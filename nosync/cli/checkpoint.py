@@ -18,6 +18,7 @@ from nosync.checkpoints.api import CheckpointStatus
 from nosync.checkpoints.follow import check_checkpoint
 from nosync.checkpoints.places import DATA_VARIABLE, local_directory
 from nosync.checkpoints.restore import Restored
+from nosync.checkpoints.state_diff import FORMAT_OF_STATES, variables_in
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, GivenPath, err, out, print_json, size_text, table_of
 from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError
@@ -27,7 +28,7 @@ DATA = click.option(
     type=GivenPath(file_okay=False), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
 )  # fmt: skip
 NAME = click.argument("name")
-_CHANGED = {"insert": "keys inserted", "update": "keys updated", "delete": "keys deleted"}
+_CHANGED = {"insert": "inserted", "update": "updated", "delete": "deleted"}
 AT = click.option(
     "--at", "at", type=click.IntRange(min=0), help="The batch to go on after. [default: the newest safe one]"
 )
@@ -272,13 +273,17 @@ def diff(name: str, before: int, after: int, options: tuple[str, ...], limit: in
     except ImportError as error:
         raise NosyncError(f"reading states needs {error.name}: pip install 'nosync[spark]'") from error
     with tempfile.TemporaryDirectory() as logs:
-        spark = local_session(None, "nosync-checkpoint-diff", log=Path(logs) / "spark.log")
+        settings = {FORMAT_OF_STATES: "2"}  # in which it reads those of the first format, too
+        spark = local_session(None, "nosync-checkpoint-diff", log=Path(logs) / "spark.log", settings=settings)
         try:
             rows = found.diff(spark, before, after, **said).cache()
             counts = {row["change"]: row["count"] for row in rows.groupBy("change").count().collect()}
             shown = [row.asDict(recursive=True) for row in rows.orderBy("partition_id").limit(limit).collect()]
         except Exception as error:  # of Spark's reader, which says what it does not know
-            raise NosyncError(f"Spark cannot read the state: {reason_of(str(error))}") from error
+            hint = ""
+            if "stateVarName" in str(error) and (variables := variables_in(found.at(after).path)):
+                hint = f". Say --option stateVarName=NAME; there are {', '.join(variables)}"
+            raise NosyncError(f"Spark cannot read the state: {reason_of(str(error))}{hint}") from error
         finally:
             spark.stop()
     if as_json:
@@ -293,7 +298,7 @@ def diff(name: str, before: int, after: int, options: tuple[str, ...], limit: in
     if shown:
         out.print(table)
     total = ", ".join(f"{counts[kind]:,} {word}" for kind, word in _CHANGED.items() if kind in counts)
-    out.print(f"{name}: {total or 'no state differs'} from batch {before} to batch {after}")
+    out.print(f"{name}: {f'entries {total}' if total else 'no state differs'} from batch {before} to batch {after}")
 
 
 def _option(text: str) -> tuple[str, str]:

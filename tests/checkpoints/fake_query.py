@@ -18,6 +18,8 @@ class FakeQuery:
 
     def __init__(self, root: Path, kind: str, *, partitions: int = 2, snapshot_every: int = 3) -> None:
         self.root, self.kind, self.partitions, self.snapshot_every = root, kind, partitions, snapshot_every
+        self.source = "in_a" if kind == "v2" else "0"
+        """How its file source is called: queries of Spark 4.2 and later may name theirs."""
         self.batch = -1
         self.code = ""
         """What its code is, where it is another one than usual: it makes other states."""
@@ -54,12 +56,15 @@ class FakeQuery:
         """
         self.batch += 1
         t = self.batch
-        self.write(f"sources/0/{t}", f"v1\n{json.dumps({'path': f'f{t}', 'batchId': t})}")
+        log = f"sources/{self.source}"
+        self.write(f"{log}/{t}", f"v1\n{json.dumps({'path': f'f{t}', 'batchId': t})}")
         if t % 4 == 3:
-            self.write(f"sources/0/{t}.compact", f"v1\nall up to {t}")
-            self.remove(f"sources/0/{t}")
+            self.write(f"{log}/{t}.compact", f"v1\nall up to {t}")
+            self.remove(f"{log}/{t}")
         conf = {"conf": {"spark.sql.shuffle.partitions": str(self.partitions)}}
-        self.write(f"offsets/{t}", offsets or f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': t})}")
+        version, end = ("v1", "") if self.source == "0" else ("v2", f"{self.source}:")
+        said = f"{version}\n{json.dumps(conf)}\n{end}{json.dumps({'logOffset': t})}"
+        self.write(f"offsets/{t}", offsets or said)
         return t
 
     def states(self) -> None:

@@ -25,8 +25,8 @@ def oracle(query: FakeQuery, t: int) -> set[str]:
     need = {"metadata", f"commits/{t}", f"offsets/{t}", "state/0/_metadata/metadata", "state/1/_metadata/metadata"}
     need |= {f"offsets/{t - 1}"} if t else set()
     compact = max((n for n in range(t + 1) if n % 4 == 3), default=None)
-    need |= set() if compact is None else {f"sources/0/{compact}.compact"}
-    need |= {f"sources/0/{n}" for n in range(0 if compact is None else compact + 1, t + 1)}
+    need |= set() if compact is None else {f"sources/{query.source}/{compact}.compact"}
+    need |= {f"sources/{query.source}/{n}" for n in range(0 if compact is None else compact + 1, t + 1)}
     version = t + 1
     base = version if query.kind == "rocksdb" else version - version % query.snapshot_every
     for operator, partition, name in query.stores:

@@ -17,7 +17,7 @@ import nosync
 from nosync.checkpoints.follow import Follower
 from nosync.checkpoints.keep import Keep, files_below, open_keep
 from nosync.checkpoints.names import Batch
-from nosync.checkpoints.restore import fork, restore
+from nosync.checkpoints.restore import fork, next_offsets, restore
 from nosync.checkpoints.retention import garbage, garbage_of, set_kept_batches
 from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, StorageError, StoreLockedError
@@ -443,7 +443,7 @@ def test_a_rewind_lets_go_of_entries_that_no_batch_before_read(tmp_path: Path) -
     query.run(6)
     follow(query, keep)
     keep, _ = rewind(keep, 2)
-    assert [number for number, _ in sorted(keep.index.source_log(0))] == [0, 1, 2]
+    assert [number for number, _ in sorted(keep.index.source_log("0"))] == [0, 1, 2]
     assert keep.safe() == 2
     query.write("sources/0/3", "v1\nother files")
     keep.take(query.root, ["sources/0/3"])
@@ -478,3 +478,17 @@ def test_a_batch_that_is_committed_while_all_is_listed_is_taken_by_the_next_look
     assert (keep.committed(), keep.safe()) == (1, 1)
     follower.look()
     assert (keep.committed(), keep.safe()) == (2, 2)
+
+
+def test_the_offsets_of_a_repartition_are_not_handed_on(tmp_path: Path) -> None:
+    """Spark refuses to start a query whose newest offsets are those of a repartition that was not done."""
+    query, keep = FakeQuery(tmp_path / "ck", "changelog"), Keep(tmp_path / "data", "q", Env())
+    query.run(3)
+    conf = {"conf": {"spark.sql.shuffle.partitions": str(query.partitions + 1)}}
+    query.begin(f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': 2})}")
+    follow(query, keep)
+    assert next_offsets(keep, Batch(1))
+    assert next_offsets(keep, Batch(2)) == set()
+    made = restore(keep, tmp_path / "again", 2)
+    assert not made.repeats_offsets
+    assert max(path.name for path in (tmp_path / "again" / "offsets").iterdir()) == "2"

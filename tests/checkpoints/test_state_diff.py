@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,7 +10,9 @@ import pytest
 
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import Restored
-from nosync.checkpoints.state_diff import state_diff
+from nosync.checkpoints.state_diff import state_diff, variables_in
+from nosync.lsm.errors import InvalidInputError
+from tests.checkpoints.fake_query import FakeQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +24,7 @@ class StatesInParquet:
     """A session whose reader of states reads Parquet files."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.read, self._spark = self, spark
+        self.read, self.conf, self._spark = self, spark.conf, spark
 
     def format(self, name: str) -> Any:
         assert name == "statestore"
@@ -65,21 +68,49 @@ def test_several_rows_of_a_key_are_told_one_by_one(spark: SparkSession, tmp_path
     )
 
 
-def test_states_of_lists_and_maps_have_other_columns(spark: SparkSession, tmp_path: Path) -> None:
+def views_of(spark: SparkSession, root: Path, names: str, columns: str, *states: str) -> list[Restored]:
     views = []
-    for t, rows in enumerate(["(1, 'a', 5), (1, 'b', 6)", "(1, 'a', 5), (1, 'b', 7)"]):
-        frame = spark.sql(
-            f"""SELECT struct(k) AS key, struct(m) AS user_map_key, struct(v) AS user_map_value, 0 AS partition_id
-                FROM VALUES {rows} AS s(k, m, v)"""
-        )
-        frame.write.parquet(str(tmp_path / str(t)))
-        views.append(Restored(tmp_path / str(t), Batch(t), 1, repeats_offsets=False))
+    for t, rows in enumerate(states):
+        frame = spark.sql(f"SELECT {columns}, 0 AS partition_id FROM VALUES {rows} AS s({names})")
+        frame.write.parquet(str(root / str(t)))
+        views.append(Restored(root / str(t), Batch(t), 1, repeats_offsets=False))
+    return views
+
+
+def test_an_entry_of_a_map_is_compared_with_that_of_its_key(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "struct(k) AS key, struct(m) AS user_map_key, struct(v) AS user_map_value"
+    views = views_of(spark, tmp_path, "k, m, v", columns, "(1, 'a', 5), (1, 'b', 6)", "(1, 'b', 7), (1, 'c', 8)")
     found = state_diff(cast("SparkSession", StatesInParquet(spark)), views[0], views[1], {})
-    row = "CAST(to_json({0}) AS string)"
-    assert [tuple(one) for one in found.selectExpr("change", row.format("before"), row.format("after")).collect()] == [
-        (
-            "update",
-            '{"user_map_key":{"m":"b"},"user_map_value":{"v":6}}',
-            '{"user_map_key":{"m":"b"},"user_map_value":{"v":7}}',
-        )
+    texts = [f"CAST(to_json({name}) AS string)" for name in ("key", "before", "after")]
+    key, value = '{{"key":{{"k":1}},"user_map_key":{{"m":"{}"}}}}'.format, '{{"user_map_value":{{"v":{}}}}}'.format
+    assert sorted(map(tuple, found.selectExpr("change", *texts).collect())) == [
+        ("delete", key("a"), value(5), None),
+        ("insert", key("c"), None, value(8)),
+        ("update", key("b"), value(6), value(7)),
     ]
+
+
+def test_a_timer_that_goes_and_one_that_comes_are_two(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "struct(k) AS key, at AS expiration_timestamp_ms"
+    views = views_of(spark, tmp_path, "k, at", columns, "(1, 10), (2, 10)", "(1, 11), (2, 10)")
+    found = state_diff(cast("SparkSession", StatesInParquet(spark)), views[0], views[1], {})
+    texts = found.selectExpr("change", "CAST(to_json(key) AS string)").collect()
+    timer = '{{"key":{{"k":1}},"expiration_timestamp_ms":{}}}'.format
+    assert sorted(map(tuple, texts)) == [("delete", timer(10)), ("insert", timer(11))]
+
+
+def test_states_of_the_second_format_need_a_session_that_reads_them(spark: SparkSession, tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path / "ck", "v2")
+    query.run(3)
+    views = [Restored(query.root, Batch(t), 1, repeats_offsets=False) for t in (1, 2)]
+    with pytest.raises(InvalidInputError, match=r'have format v2.*checkpointFormatVersion", "2"'):
+        state_diff(spark, views[0], views[1], {})
+
+
+def test_the_variables_of_a_query_are_known(tmp_path: Path) -> None:
+    said = {"stateVariables": [{"stateName": "clicks"}, {"stateName": "$eventTimers"}, {"stateName": "seen"}]}
+    metadata = {"operatorInfo": {}, "stateStoreInfo": [], "operatorPropertiesJson": json.dumps(said)}
+    path = tmp_path / "state/0/_metadata/v2/3"
+    path.parent.mkdir(parents=True)
+    path.write_text("v2\n" + json.dumps(metadata))
+    assert variables_in(tmp_path) == ["clicks", "seen"]
