@@ -33,6 +33,13 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
     """Raises UnknownStageError, FlowError or InvalidInputError for what cannot be given anything."""
     names = [stage.name for stage in flow.stages]
     for stage, sink in sinks.items():
+        of_stage, _, beside = stage.partition("__")
+        if stage not in names and beside and of_stage in names:
+            it = ".late" if beside == "late" else f".output({beside!r})"
+            raise UnknownStageError(
+                f"a sink is for {stage!r}, which stage {of_stage} makes beside its rows: give it a name of its own, as in "
+                f"{it}.select('{of_stage}_{beside}', '*'), and that name the sink"
+            )
         if stage not in names:
             raise UnknownStageError(
                 f"a sink is for stage {stage!r}, which the flow does not have; stages: {', '.join(names)}"

@@ -250,6 +250,28 @@ def test_rows_without_a_time_are_late_for_duplicates(spark: SparkSession, open_s
     assert [row["k"] for row in job.read(late).collect()] == ["b"]
 
 
+@pytest.mark.parametrize("emit", ["final", "changes"])
+@pytest.mark.parametrize("key", [[], ["k"]], ids=["all", "keyed"])
+def test_a_window_of_windows_is_no_filter(spark: SparkSession, emit: str, key: list[str]) -> None:
+    from pyspark.sql import functions as F
+
+    def of_windows(tables: Any, second: Any) -> DataFrame:
+        small = _marked(tables).groupBy(F.window("at", "10 minutes"), *key).count()
+        return small.groupBy(F.window(second, "1 hour"), *key).agg(F.sum("count").alias("n")).select(*key, "n")
+
+    flow = flow_of_clicks()
+    flow.view("by_time", lambda tables: of_windows(tables, F.window_time("window")), emit=emit, spark=spark)
+    flow.view("by_window", lambda tables: of_windows(tables, F.col("window")), emit=emit, spark=spark)
+    sometimes = F.expr("CASE WHEN minute(at) > 30 THEN at END")
+    with pytest.raises(nosync.FlowError, match="rows are left out after withWatermark"):
+        flow.view(
+            "filtered",
+            lambda tables: _marked(tables).where(sometimes.isNotNull()).groupBy(F.window("at", "10 minutes")).count(),
+            emit=emit,
+            spark=spark,
+        )
+
+
 @pytest.mark.long("make views")
 def test_a_window_of_windows_closes_with_the_next_of_them(spark: SparkSession, open_store: OpenStore) -> None:
     from pyspark.sql import functions as F

@@ -225,9 +225,19 @@ def _check_passes_all(plan: Node) -> None:
         if not is_there and not _says_where_a_window_is(condition):
             raise refused(
                 condition,
-                "rows are left out after withWatermark by their time, or by what is computed after it, and Spark's watermark "
-                "goes by all: filter before withWatermark, or in a view over this one",
+                "rows are left out after withWatermark by their time, by what is computed after it, or after duplicates went, "
+                "and Spark's watermark goes by all: filter before withWatermark, or have what goes by it in a view over the one "
+                "with the filter",
             )
+
+
+_OF_WINDOWS = frozenset(
+    {
+        "AttributeReference", "GetStructField", "PreciseTimestampConversion", "CreateNamedStruct", "KnownNullable",
+        "Literal", "Add", "Subtract", "Multiply", "Remainder", "LessThan",
+    }
+)  # fmt: skip
+"""Expressions that Spark makes windows of."""
 
 
 def _gives_rows_for_all(generate: Node) -> bool:
@@ -239,10 +249,19 @@ def _gives_rows_for_all(generate: Node) -> bool:
 
 
 def _is_of_time(value: Node) -> bool:
-    """Returns whether a value is there where the time is, or its window."""
-    while kind_of(value) in ("GetStructField", "PreciseTimestampConversion"):
-        value = value.child()
-    return kind_of(value) == "AttributeReference" and bool(_marks(value).keys() & {_DELAY, _WINDOW, _SESSION})
+    """Returns whether a value is there where the time is, or its window; a window of windows is computed of one."""
+    attributes = [one for one in nodes_of(value) if kind_of(one) == "AttributeReference"]
+    is_of_windows = all(_marks(one).keys() & {_DELAY, _WINDOW, _SESSION} for one in attributes)
+    return bool(attributes) and is_of_windows and all(map(_is_there_with_all, nodes_of(value)))
+
+
+def _is_there_with_all(value: Node) -> bool:
+    """Returns whether an expression is there where all that it is made of is: Spark's of windows are."""
+    if kind_of(value) == "CaseWhen":
+        return bool(value.elseValue().isDefined())
+    if kind_of(value) == "Cast":
+        return kind_of(value.child()) == "Literal"
+    return kind_of(value) in _OF_WINDOWS
 
 
 def _says_where_a_window_is(condition: Node) -> bool:

@@ -26,6 +26,7 @@ _CONDITIONS = (
 """Rules that bring NOT to what it is said of, and conditions of joins to the side that they are of."""
 _MOST_PASSES = 10
 _PULL_UP = SUBQUERIES[1]
+_AWARE = "org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression"
 
 
 class Rules:
@@ -70,17 +71,13 @@ class Rules:
         return plan.transformWithSubqueries(self._functions[name])
 
     def _function_of(self, rule: Any) -> Any:
-        """Returns a rule as a function of Scala: an object that calls it, and which Python need not be asked for."""
-        lang = self._jvm.java.lang  # type: ignore[union-attr]
         (method,) = (
             one
             for one in rule.getClass().getMethods()
             if one.getName() == "apply" and one.getParameterTypes()[0].getSimpleName() == "LogicalPlan"
         )
-        handle = lang.invoke.MethodHandles.publicLookup().unreflect(method).bindTo(rule)
-        kind = lang.Class.forName("scala.Function1")
-        function = lang.invoke.MethodHandleProxies.asInterfaceInstance(kind, handle)
-        return getattr(getattr(self._jvm.scala, "PartialFunction$"), "MODULE$").fromFunction(function)  # type: ignore[union-attr]
+        lookup = self._jvm.java.lang.invoke.MethodHandles.publicLookup()  # type: ignore[union-attr]
+        return function_of(self._jvm, lookup.unreflect(method).bindTo(rule))
 
     def _rule(self, name: str) -> Any:
         if name not in self._known:
@@ -94,3 +91,34 @@ class Rules:
         return any(contains(self._session, group, "PLAN_EXPRESSION") for group in groups) or any(
             map(self.has_subqueries_in_groups, items(plan.children()))
         )
+
+
+def function_of(jvm: Any, handle: Any) -> Any:
+    """Returns a method of the JVM as a function of Scala, which Python need not be asked for."""
+    lang = jvm.java.lang
+    function = lang.invoke.MethodHandleProxies.asInterfaceInstance(lang.Class.forName("scala.Function1"), handle)
+    return getattr(getattr(jvm.scala, "PartialFunction$"), "MODULE$").fromFunction(function)
+
+
+def in_utc(session: SparkSession, plan: Node) -> Node:
+    """Returns an analyzed plan of which all expressions go by UTC, as those of epochs do. Its constants stay as they are."""
+    jvm: Any = session._jvm
+    lang, invoke = jvm.java.lang, jvm.java.lang.invoke
+    handles, type_of = invoke.MethodHandles, invoke.MethodType.methodType
+    aware, any_ = lang.Class.forName(_AWARE), lang.Class.forName("java.lang.Object")
+    lookup = handles.publicLookup()
+    with_zone = lookup.findVirtual(aware, "withTimeZone", type_of(aware, lang.Class.forName("java.lang.String")))
+    zone = session.sparkContext._gateway.new_array(lang.Object, 1)  # type: ignore[union-attr]
+    zone[0] = "UTC"
+    changed = handles.insertArguments(with_zone, 1, zone).asType(type_of(any_, any_))
+    is_aware = lookup.unreflect(any_.getClass().getMethod("isInstance", _classes(session, any_))).bindTo(aware)
+    return plan.transformAllExpressionsWithSubqueries(
+        function_of(jvm, handles.guardWithTest(is_aware, changed, handles.identity(any_)))
+    )
+
+
+def _classes(session: SparkSession, *classes: Any) -> Any:
+    found = session.sparkContext._gateway.new_array(session._jvm.java.lang.Class, len(classes))  # type: ignore[union-attr]
+    for i, one in enumerate(classes):
+        found[i] = one
+    return found

@@ -8,12 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from nosync.flow.views import View
 from nosync.lsm.columnar.closeness import are_close
 from nosync.spark.expressions import quoted
 from nosync.spark.plans.query import Planner
-from nosync.spark.session import conf_set
+from nosync.spark.plans.rules import in_utc
+from nosync.spark.session import conf_set, is_in_utc
 
 
 def compare(
@@ -28,7 +30,7 @@ def compare(
     session = planner.session
     with conf_set(session, dict(settings)):
         _register(planner, view, views, read, set())
-        expected = _asked(planner, view).toArrow()
+        expected = _as_in_epochs(session, _asked(planner, view)).toArrow()
         found = read(session, view.name).select(*[quoted(name) for name, _ in view.columns]).toArrow()
     extra, missing = different(found, expected)
     return found.num_rows, expected.num_rows, extra, missing
@@ -47,7 +49,7 @@ def _register(
         known.add(name)
         if name in views:
             _register(planner, views[name], views, read, known)
-            _asked(planner, views[name]).createOrReplaceTempView(quoted(name))
+            _as_in_epochs(planner.session, _asked(planner, views[name])).createOrReplaceTempView(quoted(name))
         else:
             read(planner.session, name).createOrReplaceTempView(quoted(name))
 
@@ -58,6 +60,15 @@ def _asked(planner: Planner, view: View) -> DataFrame:
     with planner.views_kept(view.inputs):
         frame: DataFrame = view.query({name: planner.session.table(quoted(name)) for name in view.inputs})
     return frame
+
+
+def _as_in_epochs(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """Returns what a query gives in an epoch: constant instants are of the session's time zone, and all else goes by UTC."""
+    if is_in_utc(session):
+        return frame
+    plan = in_utc(session, frame._jdf.queryExecution().analyzed())
+    made = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # type: ignore[union-attr]
+    return ClassicDataFrame(made, session)
 
 
 def different(found: pa.Table, expected: pa.Table) -> tuple[pa.Table, pa.Table]:
