@@ -28,7 +28,7 @@ from nosync.job.stream_checks import (
     in_order_of_checkpoint,
     streamed_from,
 )
-from nosync.lsm.errors import DeterminismError, NodeLostError, NosyncError, OutOfOrderError
+from nosync.lsm.errors import DeterminismError, InvalidInputError, NodeLostError, NosyncError, OutOfOrderError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import lost_begin
 from nosync.lsm.model.timestamp import pack
@@ -83,6 +83,7 @@ class EpochRuns:
         self._position.check_open()
         self._check_next(t)
         checked = self._check_inputs(inputs)
+        _check_have_rows(checked)
         newest = self._versions.flow
         flow = newest if self._position.manifest(t) is None else self._versions.at(t)
         self._kept.keep(t, lambda: checked)
@@ -204,4 +205,13 @@ class EpochRuns:
             t=error.t,
             recorded_digest=error.recorded_digest,
             rejected_digest=error.rejected_digest,
+        )
+
+
+def _check_have_rows(inputs: Mapping[str, DataFrame]) -> None:
+    """Raises InvalidInputError for a DataFrame that has no rows of its own, but is a stream."""
+    stream = next((name for name, frame in inputs.items() if frame.isStreaming), None)
+    if stream is not None:
+        raise InvalidInputError(
+            f"source {stream}: a streaming DataFrame was given, and an epoch is of rows: give it to job.stream(...)"
         )

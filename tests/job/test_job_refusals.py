@@ -119,6 +119,13 @@ def test_jobs_that_do_not_fit_the_store(spark: SparkSession, store: nosync.Store
             "int32, expected int64",
         ),
         (lambda s, f: {"words": [1]}, nosync.SchemaError, "expected a Spark DataFrame"),
+        (
+            lambda s, f: {
+                "words": s.readStream.format("rate").load().selectExpr("'a' AS word", "value AS n", "1.5D AS x")
+            },
+            nosync.InvalidInputError,
+            r"source words: a streaming DataFrame.*job\.stream",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit(
