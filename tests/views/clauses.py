@@ -184,6 +184,9 @@ CLAUSES: dict[str, str] = {
     "with": """WITH counts AS (SELECT person, count(*) AS n FROM orders GROUP BY person),
                     top AS (SELECT max(n) AS most FROM counts)
                SELECT counts.person FROM counts, top WHERE counts.n = top.most""",
+    "sums with and without distinct inside": """SELECT item, a - b AS more FROM (SELECT item, sum(DISTINCT person) AS b,
+                                                sum(person) AS a, count(DISTINCT person, id) AS c, count(person) AS d
+                                                FROM orders GROUP BY item) WHERE a >= b AND c >= d - 3""",
     # --- limits
     "limit of one row": "SELECT count(*) AS n, max(price) AS most FROM orders LIMIT 100",
     "limit of no row": "SELECT id FROM orders LIMIT 0",

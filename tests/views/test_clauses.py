@@ -32,7 +32,8 @@ SOME = [
     "newest_by_subqueries", "lists_of_nothing", "maps_in_lambdas", "decimals_in_functions", "decimals_in_sums",
     "names_in_quotes", "spans_of_time", "any_at_all", "not_or_in", "in_is_false", "not_or_in_of_a_side",
     "not_or_in_inside_of_exists", "limit_of_one_row", "limit_of_a_limit", "limit_of_what_is_computed",
-    "limit_by_a_subquery", "exists_of_an_aggregate", "median_of_what_lambdas_make",
+    "limit_by_a_subquery", "exists_of_an_aggregate", "sums_with_and_without_distinct_inside",
+    "median_of_what_lambdas_make",
 ]  # fmt: skip
 """What `make test` has time for; `make views` has all."""
 

@@ -6,7 +6,7 @@ a percentile, is a `per_key`. Where a query asks for several of these, they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import functions as F
@@ -61,6 +61,8 @@ class _Part:
     """Aggregates that are computed together, over a stage: names go by it, for groups of groups have such names already."""
 
     over: str
+    beside: Collection[str] = ()
+    """Columns of the aggregates over the same rows that are computed apart, as those with DISTINCT are."""
     arguments: dict[str, Expression] = field(default_factory=dict)
     """The columns that they take beside the key."""
     aggregates: dict[str, Aggregate] = field(default_factory=dict)
@@ -78,6 +80,8 @@ class _Part:
     def has(self, aggregate: Aggregate) -> str:
         """Adds an aggregate. Returns its column, in quotes."""
         name = named(aggregate.function, self.over, repr(aggregate))
+        if name in self.beside:  # over all rows, and over the distinct ones
+            name = named(aggregate.function, self.over, repr(aggregate), "distinct")
         self.aggregates[name] = aggregate
         return quoted(name)
 
@@ -155,13 +159,14 @@ class Aggregates:
         over = relation.stage.name
         plain, whole, sets = _Part(over), _Part(over), dict[str, _Part]()
         for call in calls:
-            kind = kind_of(_function_of(call))
-            if kind in _OF_WHOLE_GROUPS:
+            if kind_of(_function_of(call)) in _OF_WHOLE_GROUPS:
                 self._add_whole(whole, call, relation)
             elif not _needs_distinct(call):
                 self._add(plain, call, relation)
-            else:
-                self._add(sets.setdefault(self._arguments(call, relation), _Part(over)), call, relation)
+        for call in calls:
+            if kind_of(_function_of(call)) not in _OF_WHOLE_GROUPS and _needs_distinct(call):
+                of_set = _Part(over, beside=plain.aggregates)
+                self._add(sets.setdefault(self._arguments(call, relation), of_set), call, relation)
         if not (plain.answers or sets) and not keys:
             plain.has(functions.count())  # the row that is there without any rows
         stages = [(_aggregated(self._stages, relation, keys, plain), plain)] if plain.aggregates else []
