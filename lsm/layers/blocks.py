@@ -25,11 +25,21 @@ def rows_of_block(rows: int, size_bytes: int) -> int:
     return max(1, BLOCK_BYTES * rows // max(size_bytes, 1))
 
 
+def is_large(batch: pa.RecordBatch) -> bool:
+    """Returns whether the rows of an epoch are cut into blocks. It depends on nothing but the rows."""
+    return batch.nbytes > ONE_BLOCK_BYTES // 2 and _written_bytes(batch) > ONE_BLOCK_BYTES
+
+
+def _written_bytes(batch: pa.RecordBatch) -> int:
+    """Returns how many bytes a batch has in a file. In memory equal rows may have more: bitmaps of nulls that are not there."""
+    return int(pa.ipc.get_record_batch_size(batch))
+
+
 def cut(batch: pa.RecordBatch, hashes: U32 | None) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a large layer in blocks, in buffers of their own. `hashes`: in order, of a keyed layer; those of one
     hash stay together.
     """
-    most = rows_of_block(batch.num_rows, batch.nbytes)
+    most = rows_of_block(batch.num_rows, _written_bytes(batch))
     start = 0
     while start < batch.num_rows:
         end = min(start + most, batch.num_rows)

@@ -40,7 +40,7 @@ from nosync.lsm.columnar.columns import (
 from nosync.lsm.columnar.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
 from nosync.lsm.columnar.ordering import order_by_key
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
-from nosync.lsm.layers.blocks import ONE_BLOCK_BYTES, cut
+from nosync.lsm.layers.blocks import cut, is_large
 from nosync.lsm.layers.format import LayerFileWriter, LayerInfo
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import Digest, LayerId, Shard
@@ -239,7 +239,13 @@ def _same_rows(recorded: LayerReader, rejected: LayerReader) -> bool:
     tables = [
         pa.Table.from_batches(block.batch for block in one.blocks()) for one in (recorded, rejected) if one.info.rows
     ]
-    return not tables or bool(tables[0].equals(tables[1]))
+    return not tables or bool(tables[0].equals(tables[1])) or _same_bytes(*tables)
+
+
+def _same_bytes(*tables: pa.Table) -> bool:
+    """Returns whether tables have the same bytes in a file: NaN is no other value than NaN, then."""
+    first, second = (packed(as_batch(table)).serialize() for table in tables)
+    return bool(first.equals(second))
 
 
 def publish_rows(
@@ -303,8 +309,7 @@ def _write_and_link(
     env: Env,
     expected: Digest | None,
 ) -> Published:
-    is_large = rows.batch.nbytes > ONE_BLOCK_BYTES
-    for in_one_block in (False, True) if is_large else (True,):
+    for in_one_block in (False, True) if is_large(rows.batch) else (True,):
         temporary, info, digest = _write(root, id, rows, key_groups, offsets, env, in_one_block=in_one_block)
         if expected is None or digest == expected:
             return link_layer(root, id, temporary, info, digest, env)

@@ -131,8 +131,8 @@ class Stage(KeyedOperators):
         """Joins each row with a table, broadcast to the workers. `how` is inner or left.
 
         The table has the rows that it has when the job is made, and they are part of the stage's fingerprint: other rows are
-        other code. Up to 10,000 are kept in the driver's memory. More are kept by Spark, and where it loses some, and reads
-        others in their place, an epoch raises FlowError.
+        other code. Up to 10,000 are kept in the driver's memory. More are kept by Spark, which hashes them again before each
+        use: where it lost some, and reads others in their place, that raises FlowError.
         """
         if how not in ("inner", "left"):
             raise FlowError(f"stage {name}: how={how!r}, expected 'inner' or 'left'")

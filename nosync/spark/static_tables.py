@@ -3,7 +3,7 @@
 Invariants
 - Small ones are kept in the memory of the driver, and nothing reads again where they came from.
 - Large ones Spark keeps. Where it loses some it reads them again, as it does when the same session writes to their files. So
-  each use begins with a look whether they are the same rows: none is joined with others.
+  each use begins with a look whether they are the same rows. (A host that is lost between the look and the join is not seen.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from nosync.lsm.errors import FlowError
 from nosync.spark.errors import first_line, reason_of
+from nosync.spark.session import conf_set
 
+_JAVA_8 = "spark.sql.datetime.java8API.enabled"
 FEW_ROWS = 10_000
 """Spark converts rows that a plan has whenever it plans: of more it would take long."""
 RowsOf = Callable[[DataFrame], str]
@@ -62,12 +64,15 @@ def with_its_rows(stage: str, table: DataFrame, rows_of: RowsOf) -> DataFrame:
 
 
 def _kept(table: DataFrame) -> DataFrame | None:
-    """Returns a table with the rows of a small one, in the JVM alone, where no value is converted. None: it is large."""
-    rows = table.limit(FEW_ROWS + 1)._jdf.collectAsList()
-    if rows.size() > FEW_ROWS:
-        return None
+    """Returns a table with the rows of a small one, which do not leave the JVM. None: it is large."""
     spark = table.sparkSession
-    return ClassicDataFrame(spark._jsparkSession.createDataFrame(rows, table._jdf.schema()), spark)
+    with conf_set(
+        spark, {_JAVA_8: "true"}
+    ):  # dates and times of java.sql go by another calendar, and the JVM's time zone
+        rows = table.limit(FEW_ROWS + 1)._jdf.collectAsList()
+        if rows.size() > FEW_ROWS:
+            return None
+        return ClassicDataFrame(spark._jsparkSession.createDataFrame(rows, table._jdf.schema()), spark)
 
 
 def _large(table: DataFrame) -> DataFrame:

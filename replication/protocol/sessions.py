@@ -94,6 +94,8 @@ class Sessions:
             peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.refused, peer.fell_silent, peer.safe = self._state.now_s, "", False, {}
+        if hello.process in peer.ended:  # the other one is gone
+            peer.twin_s = float("-inf")
         if peer.process and peer.process != hello.process:
             peer.ended.append(peer.process)
         peer.is_known, peer.process = False, hello.process

@@ -94,14 +94,15 @@ def claim_store(bucket: Bucket, marker: Marker) -> None:
         )
 
 
-def check_there(bucket: Bucket, names: NodeNames) -> None:
-    """Raises GoneError where a prefix has nothing of what it had of this node. Where its claims are there, and only the
-    object is gone that says which store the prefix is of, that may be put again.
+def check_there(bucket: Bucket, names: NodeNames, marker: Marker) -> None:
+    """Raises GoneError where a prefix has nothing of what it had of this node. Where its claims are there, of this store, and
+    only the object is gone that says so of the prefix, that may be put again.
     """
     try:
         bucket.get(STORE)
     except MissingObjectError:
-        if not bucket.list(names.claims):
+        claim = newest_claim(bucket, names)
+        if claim is None or claim.store_id != marker.store_id:
             raise gone(bucket.url) from None
 
 

@@ -140,7 +140,7 @@ class RemoteLevel:
         probe(self._bucket, self._env.token())
         source = self._source
         if self._had_copies:
-            check_there(self._bucket, self._names)
+            check_there(self._bucket, self._names, source.marker)
         claim_store(self._bucket, source.marker)
         check_may_claim(self._bucket, self._names, source.marker, source.incarnation, platform.node())
         self._is_checked = True

@@ -166,6 +166,8 @@ class LogWriter:
         self._parts: dict[FileVersion, tuple[str, int]] = {}
         self._objects = 0
         self.packs, self.sent_bytes, self.index_at = 0, 0, at
+        self.log_sizes: dict[str, int] = {}
+        """How large the newest index is, and each pack that came after it."""
 
     @property
     def bucket_url(self) -> str:
@@ -183,9 +185,11 @@ class LogWriter:
     def write_index(self) -> None:
         """Puts the index of all that is held. Nothing may be pending."""
         data = encode_index(self.contents, self._marker.store_id, self._names.node)
-        self._put(self._names.index(self.contents.at), data)
+        name = self._names.index(self.contents.at)
+        self._put(name, data)
         self.check()
         self.index_at = self.contents.at
+        self.log_sizes = {name: len(data)}
 
     def next_pack(self) -> str:
         """Returns the name of the pack that comes next."""
@@ -208,6 +212,7 @@ class LogWriter:
         self._put(pending.name, pending.data)
         self.check()
         self._pending = None
+        self.log_sizes[pending.name] = len(pending.data)
         self.acknowledged = pending.step.reached
         self.packs += 1
 

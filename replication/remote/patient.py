@@ -9,8 +9,8 @@ from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import Bucket, ObjectInfo, UnavailableError
 
 _ATTEMPTS, _PAUSE_S = 6, 0.2
-_MOST_S = 25.0
-"""No call is made again after this: a store that says nothing at all takes a while to be given up each time."""
+_MOST_S, _LEAST_ATTEMPTS = 25.0, 3
+"""After so many seconds, and attempts, no call is made again: a store that says nothing takes a while each time."""
 
 T = TypeVar("T")
 
@@ -55,7 +55,8 @@ class PatientBucket:
             try:
                 return call()
             except UnavailableError:
-                if attempt + 1 == _ATTEMPTS or self._env.monotonic_s() >= end_s:
+                is_over = self._env.monotonic_s() >= end_s and attempt + 1 >= _LEAST_ATTEMPTS
+                if attempt + 1 == _ATTEMPTS or is_over:
                     raise
                 self._env.wait_s(_PAUSE_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")

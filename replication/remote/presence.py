@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from nosync.lsm.errors import CorruptionError
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
-from nosync.replication.remote.names import LogPosition, NodeNames, part_name
-from nosync.replication.remote.pack import Contents, Placed
+from nosync.replication.remote.names import NodeNames, part_name
+from nosync.replication.remote.pack import Contents, Placed, Reached
 from nosync.replication.remote.uploader import Uploader
 
 _MOST_TOLD = 5
@@ -33,12 +33,25 @@ def mend(bucket: Bucket, names: NodeNames, uploader: Uploader) -> list[str]:
     writer.check()  # a prefix that somebody emptied, or a directory that is not mounted, is another matter
     sizes = _listed(bucket, names.packs, names.objects, names.indexes)
     gone = _gone_of(bucket, sizes, writer.contents)
-    first, last = writer.index_at, writer.contents.at
-    log = {names.pack(LogPosition(last.claim, n)) for n in range(first.number + 1, last.number + 1)}
-    log.add(names.index(first))
-    is_log_whole = not any(_is_gone(bucket, name, 1) for name in log - sizes.keys())
+    other = {name: size for name, size in writer.log_sizes.items() if sizes.get(name) != size}
+    is_log_whole = not any(_is_gone(bucket, name, size) for name, size in other.items())
     uploader.lose([name for files in gone.values() for name in files], is_log_whole=is_log_whole)
+    for node, contents in uploader.of_others.items():  # of which one may never come back
+        of_other = find_gone(bucket, NodeNames(node), contents)
+        if of_other:
+            contents.lose([name for files in of_other.values() for name in files])
+            contents.reached = Reached()
+            uploader.look_at_all()
+            gone |= of_other
     return described_gone(bucket.url, gone)
+
+
+def lose_gone(bucket: Bucket, nodes: Mapping[str, Contents]) -> None:
+    """Leaves out, for a reader, what is gone of one node and held by another. What nobody else holds stays, and is missed."""
+    for node, contents in nodes.items():
+        others = [one.inventory for one in nodes.values() if one is not contents]
+        gone = [name for files in find_gone(bucket, NodeNames(node), contents).values() for name in files]
+        contents.lose([name for name in gone if any(name in other for other in others)])
 
 
 def described_gone(url: str, gone: Mapping[str, Sequence[FileName]]) -> list[str]:

@@ -58,6 +58,7 @@ from nosync.replication.remote.keeping import Keeper
 from nosync.replication.remote.listed import ListedLayers
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
+from nosync.replication.remote.presence import lose_gone
 from nosync.replication.remote.reach import merged_past
 from nosync.replication.remote.stub_env import StubEnv
 from nosync.replication.remote.stubs import write_from, write_stub
@@ -114,7 +115,8 @@ def restore(
     env = env or Env()
     bucket = PatientBucket(bucket, env)
     for attempt in range(_REPLANS):
-        view = read_view(bucket)
+        # Another node may have what is gone of one.
+        view = read_view(bucket, lambda nodes: lose_gone(bucket, nodes) if attempt else None)  # noqa: B023
         one = _Restore(bucket, view, target, env, progress)
         is_new = one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
         try:

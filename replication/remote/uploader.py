@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.released_inputs import Released
@@ -21,7 +21,7 @@ from nosync.replication.remote.files import NodeFiles
 from nosync.replication.remote.history import check_no_other
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.others import OtherNodes, Together, furthest
-from nosync.replication.remote.pack import PackBuilder, Placed, Reached, Step
+from nosync.replication.remote.pack import Contents, PackBuilder, Placed, Reached, Step
 from nosync.replication.remote.reach import Reach, exact_from
 from nosync.replication.remote.selection import not_needed, shrinking, uncovered
 from nosync.replication.remote.settings import RemoteSettings
@@ -50,7 +50,8 @@ class Uploader:
         self._large_put: list[Placed] = []
         self._dropped: list[str] = []
         self._lost: set[str] = set()  # what the log says is held, and is gone
-        self._needs_index = False
+        self._needs_index = self._index_is_due = False
+        """Whether an index is to be put after the next pack, for readers cannot follow the log; and now."""
         self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
         self._may_say_more = True
@@ -81,7 +82,14 @@ class Uploader:
     @property
     def has_something(self) -> bool:
         """Returns whether there is anything to put."""
-        gathered = self._builder.versions or self._large or self._large_put or self._lost or self._needs_index
+        gathered = (
+            self._builder.versions
+            or self._large
+            or self._large_put
+            or self._lost
+            or self._needs_index
+            or self._index_is_due
+        )
         return bool(
             gathered or self._waiting or self.writer.is_pending or (self._others is None and self._can_say_more())
         )
@@ -181,6 +189,11 @@ class Uploader:
         self.look_at_all()
 
     @property
+    def of_others(self) -> Mapping[str, Contents]:
+        """Returns what other nodes hold, by node."""
+        return {} if self._others is None else self._others.contents
+
+    @property
     def going_objects(self) -> set[str]:
         """Returns the objects of large files that are put, and that no pack names yet."""
         return {placed.place.object for placed in self._large_put}
@@ -251,9 +264,10 @@ class Uploader:
         self._put_large()
         if self._builder.versions or self._large_put or self._lost or self._needs_index or self._can_say_more():
             self._write_pack()
-        if self._needs_index or self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
+            self._index_is_due, self._needs_index = self._index_is_due or self._needs_index, False
+        if self._index_is_due or self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
             self.writer.write_index()
-            self._needs_index = False
+            self._index_is_due = False
 
     def _can_say_more(self) -> bool:
         """Returns whether more is whole than anybody said: because of what other nodes put since, or because a copy of the

@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -63,14 +63,18 @@ class RemoteView:
         return self.reached.epochs.get(PurePosixPath(name.span.timeline).relative_to(MANIFESTS).name, -1)
 
 
-def read_view(bucket: Bucket) -> RemoteView:
-    """Reads what a bucket has. Raises RemoteError where there is no store, CorruptionError, FormatVersionError."""
+def read_view(bucket: Bucket, lose: Callable[[Mapping[str, Contents]], None] = lambda nodes: None) -> RemoteView:
+    """Reads what a bucket has. `lose`: leaves out, of what nodes hold, what is gone. Raises RemoteError where there is no
+    store, CorruptionError, FormatVersionError.
+    """
     marker = read_store(bucket)
     found = {node: read_log(bucket, NodeNames(node), marker.store_id) for node in nodes_of(bucket)}
     nodes = {node: contents for node, contents in found.items() if contents is not None}
     if not nodes:
         raise RemoteError(f"{bucket.url}: store {marker.store_id} was claimed there, and nothing was copied yet")
-    return _view_of(marker, nodes if len(nodes) == 1 else _of_one_moment(bucket, marker, nodes))
+    nodes = nodes if len(nodes) == 1 else _of_one_moment(bucket, marker, nodes)
+    lose(nodes)
+    return _view_of(marker, nodes)
 
 
 def _of_one_moment(bucket: Bucket, marker: Marker, nodes: dict[str, Contents]) -> dict[str, Contents]:

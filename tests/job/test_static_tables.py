@@ -124,3 +124,17 @@ def test_tables_that_cannot_be_taken_are_refused(spark: SparkSession, open_store
     shutil.rmtree(tmp_path / "labels")
     with pytest.raises(nosync.FlowError, match="stage named: the table that it joins with cannot be read"):
         nosync.Job(flow_with(table), store, spark=spark)
+
+
+def test_dates_and_times_of_any_year_stay_what_they_are(spark: SparkSession, open_store: OpenStore) -> None:
+    """Java's older dates go by another calendar before 1582, and by the time zone of the JVM."""
+    texts = ("0001-01-01", "1582-10-07", "1582-10-15", "2011-12-30", "9999-12-31")
+    rows = ", ".join(f"('{text}', DATE '{text}', TIMESTAMP '{text} 01:30:00 UTC')" for text in texts)
+    table = spark.sql(f"SELECT * FROM VALUES {rows} AS t(k, label, at)")
+    flow = nosync.Dataflow("dated")
+    flow.source("events", GIVEN).join_static("named", table, on=["k"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    job.advance(0, {"events": spark.createDataFrame([(text, 1) for text in texts], GIVEN)})
+    found = job.read("named").selectExpr("k", "CAST(label AS string)", "unix_micros(at)").collect()
+    expected = table.selectExpr("k", "CAST(label AS string)", "unix_micros(at)").collect()
+    assert sorted(map(tuple, found)) == sorted(map(tuple, expected))

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from nosync.spark.plans.catalyst import SUBQUERIES as SUBQUERY_KINDS
 from nosync.spark.plans.catalyst import Node, items, kind_of
 from nosync.spark.session import contains
 
@@ -24,6 +25,7 @@ _CONDITIONS = (
     "PushFoldableIntoBranches", "SimplifyBinaryComparison", "ReplaceNullWithFalseInPredicate", "PushDownPredicates",
 )  # fmt: skip
 """Rules that bring NOT to what it is said of, and conditions of joins to the side that they are of."""
+_COMPARISONS = ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual")
 _MOST_PASSES = 10
 _PULL_UP = SUBQUERIES[1]
 _AWARE = "org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression"
@@ -48,12 +50,36 @@ class Rules:
 
         What Spark's rules make of `x IN (SELECT ...)` is false where SQL says null, and what they make of `x NOT IN (SELECT
         ...)` is not. So they count on conditions in which NOT is said of nothing else than that, in the filters below joins.
+        Conditions that are so already are left alone.
         """
         for _ in range(_NESTING):
-            if contains(self._session, plan, "IN_SUBQUERY"):
+            if self._has_hidden_in(plan):  # others keep the plan, and so the stages, that they have in stores
                 plan = self._with_plain_conditions(self._within(plan, _PULL_UP))
             plan = self.apply(plan, *SUBQUERIES)
         return plan
+
+    def _has_hidden_in(self, plan: Node) -> bool:
+        """Returns whether a plan, or one of its subqueries, has an IN of a subquery in something that is not AND and OR, or a
+        NOT of one in a join's condition.
+        """
+        if not contains(self._session, plan, "IN_SUBQUERY"):
+            return False
+        is_join = kind_of(plan) == "Join"
+        return any(self._hides_in(one, is_join=is_join) for one in items(plan.expressions())) or any(
+            map(self._has_hidden_in, items(plan.children()))
+        )
+
+    def _hides_in(self, e: Node, *, is_join: bool) -> bool:
+        if not contains(self._session, e, "IN_SUBQUERY"):
+            return False
+        kind, children = kind_of(e), items(e.children())
+        if kind == "Not" and (is_join or kind_of(children[0]) != "InSubquery"):
+            return True
+        if kind in _COMPARISONS and any(contains(self._session, one, "IN_SUBQUERY") for one in children):
+            return True
+        if kind in SUBQUERY_KINDS and self._has_hidden_in(e.plan()):
+            return True
+        return any(self._hides_in(one, is_join=is_join) for one in children)
 
     def _with_plain_conditions(self, plan: Node) -> Node:
         for _ in range(_MOST_PASSES):

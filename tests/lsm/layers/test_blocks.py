@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nosync
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.errors import DeterminismError
-from nosync.lsm.layers import blocks, writer
+from nosync.lsm.layers import blocks
 from nosync.lsm.layers.blocks import cut
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published, arrange, publish_rows
@@ -29,7 +29,7 @@ KEY_GROUPS = 128
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(writer, "ONE_BLOCK_BYTES", 8000)
+    monkeypatch.setattr(blocks, "ONE_BLOCK_BYTES", 8000)
 
 
 def wide(rows: int = ROWS, mark: str = "a") -> pa.Table:
@@ -70,7 +70,7 @@ def test_a_small_layer_has_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [["k"], []], ids=["keyed", "log"])
 def test_the_layer_of_a_version_that_did_not_cut_is_the_same(tmp_path: Path, key: list[str]) -> None:
-    with mock.patch.object(writer, "ONE_BLOCK_BYTES", 1 << 40):
+    with mock.patch.object(blocks, "ONE_BLOCK_BYTES", 1 << 40):
         before = published(tmp_path / "before", wide(), key)
         other = published(tmp_path / "other", wide(mark="b"), key)
     again = published(tmp_path / "again", wide(), key, before.digest)
@@ -119,3 +119,31 @@ def test_the_hash_is_the_order(tmp_path: Path) -> None:
     hashes = np.concatenate([block.hashes for block in reader.blocks()])
     assert (np.diff(hashes.astype(np.int64)) >= 0).all()
     assert set(hashes.tolist()) == set(hash32([wide()["k"].combine_chunks()]).tolist())
+
+
+def with_bitmaps(table: pa.Table) -> pa.Table:
+    """The same rows, with room for nulls that are not there: a slice of rows that had some."""
+    nulls = pa.Table.from_arrays([pa.nulls(8, f.type) for f in table.schema], schema=table.schema)
+    return pa.concat_tables([nulls, table]).combine_chunks().slice(8)
+
+
+@pytest.mark.parametrize("key", [["k"], []], ids=["keyed", "log"])
+@pytest.mark.parametrize("rows", [ROWS, 300, 150])
+def test_how_rows_came_to_be_does_not_tell_how_they_are_cut(tmp_path: Path, key: list[str], rows: int) -> None:
+    numbers = range(rows)
+    structs = [{"a": i, "b": f"x{i}"} for i in numbers]
+    table = pa.table({"k": numbers, "n": [i * 7 for i in numbers], "s": structs})
+    for some in (blocks.ONE_BLOCK_BYTES, 12_000, 9_000):
+        with mock.patch.object(blocks, "ONE_BLOCK_BYTES", some):
+            one = published(tmp_path / f"{some}-one", table, key)
+            other = published(tmp_path / f"{some}-other", with_bitmaps(table), key, one.digest)
+            assert other.digest == one.digest
+
+
+def test_nan_is_the_same_in_other_blocks(tmp_path: Path) -> None:
+    table = pa.table({"k": range(ROWS), "x": [float("nan") if i % 5 == 0 else i * 0.5 for i in range(ROWS)]})
+    table = table.append_column("l", pa.array([[float("nan")]] * ROWS))
+    with mock.patch.object(blocks, "ONE_BLOCK_BYTES", 1 << 40):
+        before = published(tmp_path, table, ["k"])
+    found = published(tmp_path, table, ["k"])
+    assert (found.existed, found.digest) == (True, before.digest)

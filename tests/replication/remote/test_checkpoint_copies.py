@@ -50,7 +50,7 @@ def assert_restored(
     assert (found.status().newest, found.status().safe) == (newest, newest)
     assert found.query() == json.loads((query.root / "metadata").read_text())["id"]
     for batch in [one.batch for one in found.status().batches if one.why_not is None]:
-        made = found.restore(target / f"from-{batch}", at=Batch(batch)).path
+        made = found.restore(target.with_name(f"{target.name}-from-{batch}"), at=Batch(batch)).path
         files = [
             path.relative_to(made) for path in made.rglob("*") if path.is_file() and not path.name.endswith(".crc")
         ]

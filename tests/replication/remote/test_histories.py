@@ -67,7 +67,7 @@ def test_a_layer_that_its_epoch_does_not_list_is_not_restored(
     view = read_view(bucket)
     name = next(name for name in view.files if name.layer is not None and "/9-" in name)
     view.files[name] = replace(view.files[name], version=replace(view.files[name].version, digest="0" * 64))
-    monkeypatch.setattr("nosync.replication.remote.restore.read_view", lambda bucket: view)
+    monkeypatch.setattr("nosync.replication.remote.restore.read_view", lambda bucket, lose: view)
     with pytest.raises(CorruptionError, match="is not what epoch 9 lists"):
         restore(bucket, tmp_path / "restored")
 

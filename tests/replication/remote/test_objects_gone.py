@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def names_of(open_store: OpenStore) -> list[str]:
     return [name for name in sorted(objects.by_name) if "/claims/" not in name and "/unneeded/" not in name]
 
 
-@pytest.mark.parametrize("is_cut", [False, True], ids=["deleted", "cut"])
-def test_each_object_that_goes_is_put_again(open_store: OpenStore, tmp_path: Path, is_cut: bool) -> None:
+@pytest.mark.parametrize("keeps", [None, 0.5, 0.999], ids=["deleted", "cut", "without its end"])
+def test_each_object_that_goes_is_put_again(open_store: OpenStore, tmp_path: Path, keeps: float | None) -> None:
     names = names_of(open_store)
     kinds = {name.split("/")[2] if name.startswith("nodes/") else name for name in names}
     assert kinds == {"NOSYNC.json", "index", "objects", "packs"}
@@ -65,12 +66,11 @@ def test_each_object_that_goes_is_put_again(open_store: OpenStore, tmp_path: Pat
     copies = filled(open_store, objects, clock)
     before = rows_of(copies.store), rows_of(copies.store, "counts", as_of=3)
     for n, name in enumerate(names):
-        is_part = name.startswith("nodes/embedded/objects/")
-        if name not in objects.by_name or name == "NOSYNC.json" or (is_cut and not is_part):
-            continue  # packs and indexes that are damaged are another test's
+        if name not in objects.by_name or name == "NOSYNC.json":
+            continue
         whole = objects.by_name.pop(name)
-        if is_cut:
-            objects.by_name[name] = whole[: len(whole) // 2]
+        if keeps is not None:
+            objects.by_name[name] = whole[: int(len(whole) * keeps)]
         clock.now_s += 1000.0
         copies.step()
         copies.push()
@@ -144,3 +144,36 @@ def test_which_store_it_is_can_be_put_again(open_store: OpenStore, tmp_path: Pat
     again = Copies(store, copies.bucket)
     again.push()
     assert restore(copies.bucket, tmp_path / "restored").epoch == 23
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["it mends", "it is lost"])
+def test_what_is_gone_of_one_node_is_put_by_another(open_store: OpenStore, tmp_path: Path, is_lost: bool) -> None:
+    objects, clock = Objects(), Clock()
+    first = open_store("first", settings=QUIET, env=clock)
+    epochs(first, range(10))
+    first.close()
+    shutil.copytree(first.directory.root, tmp_path / "second")
+    stores = [open_store(name, settings=QUIET, env=clock) for name in ("first", "second")]
+    one, other = (
+        Copies(store, SimulatedBucket(objects), f"n{n}", grace_s=100.0) for n, store in enumerate(stores, start=1)
+    )
+    one.push()
+    for copies, store in ((other, stores[1]), (one, stores[0])):
+        epochs(store, range(10, 12))
+        copies.push()
+    assert one.level.status().safe_point == other.level.status().safe_point == 11
+    mine = [name for name in sorted(objects.by_name) if name.startswith("nodes/n1/packs/")]
+    for name in mine:
+        del objects.by_name[name]
+    clock.now_s += 1000.0
+    if not is_lost:
+        one.step()
+        one.push()
+    other.step()
+    other.push()
+    clock.now_s += 1000.0
+    other.step()
+    other.push()
+    report = restore(SimulatedBucket(objects), tmp_path / "restored")
+    assert report.epoch == 11
+    assert rows_of(open_store("restored", settings=QUIET)) == rows_of(stores[1])
