@@ -157,6 +157,7 @@ CLAUSES: dict[str, str] = {
                                OR item IN (SELECT page FROM clicks))""",
     "not of two in": "SELECT id FROM orders WHERE NOT (id < 5 OR (person, item) IN (SELECT pid, city FROM people))",
     "in is false": "SELECT id FROM orders WHERE (item IN (SELECT city FROM people)) = false",
+    "in is one of": "SELECT id FROM orders WHERE (item IN (SELECT city FROM people)) IN (false)",
     "in is not true": "SELECT id FROM orders WHERE (item IN (SELECT city FROM people)) <> true",
     "not or in of a side": """SELECT o.id, p.pid FROM orders o JOIN people p
                               ON o.person = p.pid AND NOT (o.id < 3 OR o.item IN (SELECT page FROM clicks))""",

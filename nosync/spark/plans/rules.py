@@ -25,7 +25,16 @@ _CONDITIONS = (
     "PushFoldableIntoBranches", "SimplifyBinaryComparison", "ReplaceNullWithFalseInPredicate", "PushDownPredicates",
 )  # fmt: skip
 """Rules that bring NOT to what it is said of, and conditions of joins to the side that they are of."""
-_COMPARISONS = ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual")
+_COMPARISONS = (
+    "EqualTo",
+    "EqualNullSafe",
+    "LessThan",
+    "LessThanOrEqual",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "In",
+    "InSet",
+)
 _MOST_PASSES = 10
 _PULL_UP = SUBQUERIES[1]
 _AWARE = "org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression"
