@@ -16,6 +16,7 @@ from nosync.replication.remote.fence import RemoteTakenError, claim_store
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.node_listing import NodeListing
 from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.presence import mend
 from nosync.replication.remote.probe import probe
@@ -45,10 +46,11 @@ class CopyReport:
     """Objects that had been there and were gone: what this directory has of them was put again."""
 
 
-def _collect(uploader: Uploader, collector: Collector, env: Env) -> None:
+def _collect(bucket: Bucket, names: NodeNames, uploader: Uploader, collector: Collector, env: Env) -> None:
     """Deletes what nothing has needed for the grace, and says of the rest since when: the next pass counts on."""
     try:
-        collector.collect(uploader.writer, uploader.going_objects, env.monotonic_s())
+        listing = NodeListing.of(bucket, names)
+        collector.collect(uploader.writer, listing, uploader.going_objects, env.monotonic_s())
         collector.say(uploader.writer, env.monotonic_s())
     except RemoteTakenError:
         raise
@@ -78,8 +80,9 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     writer = begin_log(bucket, names, source, env.token(), platform.node())
     uploader = Uploader(source, writer, settings)
     collector = Collector(bucket, names, settings.grace_s, env)
-    gone = mend(bucket, names, uploader)
-    uploader.move(collector.sparse(writer, settings.flush_bytes))
+    listing = NodeListing.of(bucket, names)
+    gone = mend(bucket, listing, uploader)
+    uploader.move(collector.sparse(writer, listing, settings.flush_bytes))
     for _ in range(_MOST_PASSES):  # what a pass lists may be merged away before it is read
         uploader.push_all()
         epoch = remotely_safe(source.timelines, writer.acknowledged)
@@ -88,7 +91,7 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
             break
         source = DirectorySource(root)
         uploader = Uploader(source, writer, settings)
-    _collect(uploader, collector, env)
+    _collect(bucket, names, uploader, collector, env)
     if behind is not None:
         why = next(
             iter(uploader.damaged.values()),

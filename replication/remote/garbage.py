@@ -23,6 +23,7 @@ from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
 from nosync.replication.remote.log import LogWriter
 from nosync.replication.remote.names import LogPosition, NodeNames, position_of
+from nosync.replication.remote.node_listing import NodeListing
 
 USED_PART = 5
 """A pack is written anew where less than one so-many-th of it is held."""
@@ -39,19 +40,17 @@ class Collector:
         self._said: tuple[str, ...] = ()  # where earlier processes said it
         self._has_looked = False
 
-    def collect(self, writer: LogWriter, going: Collection[str], now_s: float) -> None:
+    def collect(self, writer: LogWriter, listing: NodeListing, going: Collection[str], now_s: float) -> None:
         """Deletes what nothing has needed for the grace. Nothing may be pending. `going`: large files that are put, and
         that no pack names yet.
         """
         if not self._has_looked:
             self._since_s, self._has_looked = self._said_before(now_s), True
         in_use = {*writer.contents.in_use(), *going, *writer.objects_begun()}
-        indexes = {
-            at: one for one in self._bucket.list(self._names.indexes) if (at := position_of(one.name)) is not None
-        }
+        indexes = {at: one for one in listing.indexes if (at := position_of(one.name)) is not None}
         since = self._followed_since(indexes, writer)
         old = [one for at, one in indexes.items() if at < since]
-        unneeded = [*self._packs(since, in_use), *old, *self._objects(in_use)]
+        unneeded = [*_packs(listing, since, in_use), *old, *_objects(listing, in_use)]
         self._since_s = {one.name: self._since_s.get(one.name, now_s) for one in unneeded}
         due = [one.name for one in unneeded if self._since_s[one.name] <= now_s - self._grace_s]
         for begin in range(0, len(due), _AT_ONCE):
@@ -92,18 +91,10 @@ class Collector:
         """Returns from where on readers may follow the log: from the index before the newest one, should that be damaged."""
         return max((at for at in indexes if at < writer.index_at), default=writer.index_at)
 
-    def _packs(self, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
-        for one in self._bucket.list(self._names.packs):
-            at = position_of(one.name)
-            if at is not None and one.name not in in_use and at <= since:
-                yield one
-
-    def _objects(self, in_use: Collection[str]) -> Iterable[ObjectInfo]:
-        return (one for one in self._bucket.list(self._names.objects) if one.name.rpartition("/")[0] not in in_use)
-
-    def sparse(self, writer: LogWriter, most_bytes: int) -> list[FileName]:
+    @staticmethod
+    def sparse(writer: LogWriter, listing: NodeListing, most_bytes: int) -> list[FileName]:
         """Returns files, of so many bytes at most, that are all that is held of large packs: put again, they free these."""
-        sizes = {one.name: one.size_bytes for one in self._bucket.list(self._names.packs)}
+        sizes = {one.name: one.size_bytes for one in listing.packs}
         used = writer.contents.in_use()
         few = {name for name, size in sizes.items() if 0 < used.get(name, 0) * USED_PART < size}
         found: list[FileName] = []
@@ -113,3 +104,14 @@ class Collector:
                 found.append(placed.version.name)
                 total += placed.version.size_bytes
         return found
+
+
+def _packs(listing: NodeListing, since: LogPosition, in_use: Collection[str]) -> Iterable[ObjectInfo]:
+    for one in listing.packs:
+        at = position_of(one.name)
+        if at is not None and one.name not in in_use and at <= since:
+            yield one
+
+
+def _objects(listing: NodeListing, in_use: Collection[str]) -> Iterable[ObjectInfo]:
+    return (one for one in listing.objects if one.name.rpartition("/")[0] not in in_use)

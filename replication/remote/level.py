@@ -29,6 +29,7 @@ from nosync.replication.remote.fence import GoneError, RemoteTakenError, check_m
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import OtherHistoryError, begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.node_listing import NodeListing
 from nosync.replication.remote.others import OtherNodes, furthest
 from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.presence import mend
@@ -211,13 +212,14 @@ class RemoteLevel:
         )
         writer = uploader.writer
         try:
-            for problem in mend(self._bucket, self._names, uploader):
+            listing = NodeListing.of(self._bucket, self._names)
+            for problem in mend(self._bucket, listing, uploader):
                 log.error("%s; it is put again", problem)
             at, index_at = writer.contents.at, writer.index_at
             if index_at < at and at.number - index_at.number >= _PACKS_TO_COLLECT:
                 writer.write_index()
-            self._collector.collect(writer, uploader.going_objects, now_s)
-            uploader.move(self._collector.sparse(writer, self.settings.flush_bytes))
+            self._collector.collect(writer, listing, uploader.going_objects, now_s)
+            uploader.move(self._collector.sparse(writer, listing, self.settings.flush_bytes))
             self._not_collected = ""
         except RemoteTakenError:
             raise

@@ -17,6 +17,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,23 @@ class Contents:
         for name in names:
             if self.places.pop(name, None) is not None:
                 self.inventory.discard(name)
+
+    @contextmanager
+    def as_if(self, added: Sequence[Placed], dropped: Sequence[str]) -> Iterator[None]:
+        """Has the inventory be, meanwhile, what it is once a pack says this."""
+        names = [*(str(placed.version.name) for placed in added), *dropped]
+        before = {name: self.inventory.get(name) for name in names}
+        for name in names:
+            self.inventory.discard(name)
+        for placed in added:
+            self.inventory.add(placed.version)
+        try:
+            yield
+        finally:
+            for name, version in before.items():
+                self.inventory.discard(name)
+                if version is not None:
+                    self.inventory.add(version)
 
     def placed(self, name: str) -> Placed | None:
         """Returns a file that is held; None where it is not."""

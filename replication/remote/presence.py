@@ -14,32 +14,41 @@ from nosync.lsm.errors import CorruptionError
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket, MissingObjectError
 from nosync.replication.remote.names import NodeNames, part_name
+from nosync.replication.remote.node_listing import NodeListing
 from nosync.replication.remote.pack import Contents, Placed, Reached
 from nosync.replication.remote.uploader import Uploader
 
 _MOST_TOLD = 5
 
 
-def find_gone(bucket: Bucket, names: NodeNames, contents: Contents) -> dict[str, list[FileName]]:
-    """Returns by object that is gone, or shorter than it was, the files in it that a node held. Raises RemoteError."""
-    return _gone_of(bucket, _listed(bucket, names.packs, names.objects), contents)
+def find_gone(bucket: Bucket, contents: Contents, sizes: Mapping[str, int]) -> dict[str, list[FileName]]:
+    """Returns by object that is gone, or shorter than it was, the files in it that a node holds. `sizes`: of the objects that are
+    listed. Raises RemoteError.
+    """
+    ends: dict[str, int] = {}
+    files: dict[str, list[FileName]] = {}
+    for placed in contents.files():
+        for name, end in _extents(placed):
+            if sizes.get(name, -1) < end:
+                ends[name] = max(end, ends.get(name, 0))
+                files.setdefault(name, []).append(placed.version.name)
+    return {name: files[name] for name, end in ends.items() if _is_gone(bucket, name, end)}
 
 
-def mend(bucket: Bucket, names: NodeNames, uploader: Uploader) -> list[str]:
-    """Has everything put again that is gone of what this node's log names. Nothing may be pending. Returns what to tell of
-    it. Raises RemoteError.
+def mend(bucket: Bucket, listing: NodeListing, uploader: Uploader) -> list[str]:
+    """Has everything put again that is gone of what this node's log names, and others' do. Nothing may be pending. `listing`: of
+    this node. Returns what to tell of it. Raises RemoteError.
     """
     writer = uploader.writer
     writer.check()  # a prefix that somebody emptied, or a directory that is not mounted, is another matter
-    sizes = _listed(bucket, names.packs, names.objects, names.indexes)
-    gone = _gone_of(bucket, sizes, writer.contents)
-    other = {name: size for name, size in writer.log_sizes.items() if sizes.get(name) != size}
+    gone = find_gone(bucket, writer.contents, listing.sizes)
+    other = {name: size for name, size in writer.log_sizes.items() if listing.sizes.get(name) != size}
     is_log_whole = not any(_is_gone(bucket, name, size) for name, size in other.items())
-    uploader.lose([name for files in gone.values() for name in files], is_log_whole=is_log_whole)
+    uploader.lose(_files_of(gone), is_log_whole=is_log_whole)
     for node, contents in uploader.of_others.items():  # of which one may never come back
-        of_other = find_gone(bucket, NodeNames(node), contents)
+        of_other = find_gone(bucket, contents, NodeListing.of(bucket, NodeNames(node)).sizes)
         if of_other:
-            contents.lose([name for files in of_other.values() for name in files])
+            contents.lose(_files_of(of_other))
             contents.reached = Reached()
             uploader.look_at_all()
             gone |= of_other
@@ -50,8 +59,12 @@ def lose_gone(bucket: Bucket, nodes: Mapping[str, Contents]) -> None:
     """Leaves out, for a reader, what is gone of one node and held by another. What nobody else holds stays, and is missed."""
     for node, contents in nodes.items():
         others = [one.inventory for one in nodes.values() if one is not contents]
-        gone = [name for files in find_gone(bucket, NodeNames(node), contents).values() for name in files]
+        gone = _files_of(find_gone(bucket, contents, NodeListing.of(bucket, NodeNames(node)).sizes))
         contents.lose([name for name in gone if any(name in other for other in others)])
+
+
+def _files_of(gone: Mapping[str, Sequence[FileName]]) -> list[FileName]:
+    return [name for files in gone.values() for name in files]
 
 
 def described_gone(url: str, gone: Mapping[str, Sequence[FileName]]) -> list[str]:
@@ -60,21 +73,6 @@ def described_gone(url: str, gone: Mapping[str, Sequence[FileName]]) -> list[str
     if len(told) > _MOST_TOLD:
         told[_MOST_TOLD - 1 :] = [f"{url}: {len(told) - _MOST_TOLD + 1:,} more objects are gone"]
     return [f"{problem}. Is there a lifecycle rule? There must be none on this prefix" for problem in told]
-
-
-def _listed(bucket: Bucket, *prefixes: str) -> dict[str, int]:
-    return {one.name: one.size_bytes for prefix in prefixes for one in bucket.list(prefix)}
-
-
-def _gone_of(bucket: Bucket, sizes: Mapping[str, int], contents: Contents) -> dict[str, list[FileName]]:
-    ends: dict[str, int] = {}
-    files: dict[str, list[FileName]] = {}
-    for placed in contents.files():
-        for name, end in _extents(placed):
-            if sizes.get(name, -1) < end:
-                ends[name] = max(end, ends.get(name, 0))
-                files.setdefault(name, []).append(placed.version.name)
-    return {name: files[name] for name, end in ends.items() if _is_gone(bucket, name, end)}
 
 
 def _counted(files: Sequence[FileName]) -> str:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -115,8 +116,7 @@ def restore(
     env = env or Env()
     bucket = PatientBucket(bucket, env)
     for attempt in range(_REPLANS):
-        # Another node may have what is gone of one.
-        view = read_view(bucket, lambda nodes: lose_gone(bucket, nodes) if attempt else None)  # noqa: B023
+        view = read_view(bucket, partial(lose_gone, bucket) if attempt else None)  # another node may have what is gone
         one = _Restore(bucket, view, target, env, progress)
         is_new = one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
         try:

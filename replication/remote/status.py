@@ -14,7 +14,7 @@ from nosync.lsm.platform.parsing import parsed
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fetch import Fetcher, fetch_all
-from nosync.replication.remote.names import NODES, NodeNames
+from nosync.replication.remote.names import NODES
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.patient import PatientBucket
 from nosync.replication.remote.presence import described_gone, find_gone
@@ -66,9 +66,10 @@ def bucket_status(bucket: Bucket) -> BucketStatus:
     view = read_view(bucket)
     listed = bucket.list(f"{NODES}/")
     stored = sum(one.size_bytes for one in listed)
+    sizes = {one.name: one.size_bytes for one in listed}
     gone: dict[str, list[FileName]] = {}
-    for node, contents in view.nodes.items():
-        gone |= find_gone(bucket, NodeNames(node), contents)
+    for contents in view.nodes.values():
+        gone |= find_gone(bucket, contents, sizes)
     texts = _small_files(bucket, view, gone)
     nodes = {
         node: NodeCopies(

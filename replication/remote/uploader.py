@@ -50,8 +50,7 @@ class Uploader:
         self._large_put: list[Placed] = []
         self._dropped: list[str] = []
         self._lost: set[str] = set()  # what the log says is held, and is gone
-        self._needs_index = self._index_is_due = False
-        """Whether an index is to be put after the next pack, for readers cannot follow the log; and now."""
+        self._needs_index = False  # for readers cannot follow the log
         self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
         self._may_say_more = True
@@ -82,17 +81,8 @@ class Uploader:
     @property
     def has_something(self) -> bool:
         """Returns whether there is anything to put."""
-        gathered = (
-            self._builder.versions
-            or self._large
-            or self._large_put
-            or self._lost
-            or self._needs_index
-            or self._index_is_due
-        )
-        return bool(
-            gathered or self._waiting or self.writer.is_pending or (self._others is None and self._can_say_more())
-        )
+        gathered = (self._builder.versions, self._large, self._large_put, self._lost, self._waiting, self._needs_index)
+        return any(gathered) or self.writer.is_pending or (self._others is None and self._can_say_more())
 
     def look_at_all(self) -> None:
         """Everything is compared with the next call of `gather`, and not only what is new."""
@@ -184,7 +174,7 @@ class Uploader:
         contents = self.writer.contents
         contents.lose(self._lost)
         self._reach.forget()
-        contents.reached = Reached()  # what was said does not hold on
+        contents.reached = Reached()
         self.writer.acknowledged = contents.reached = self._reached((), ())
         self.look_at_all()
 
@@ -262,12 +252,14 @@ class Uploader:
             for version, _ in self._builder.versions:
                 check_no_other(self.writer.bucket_url, version.name, version.digest, self._others.contents, self._root)
         self._put_large()
-        if self._builder.versions or self._large_put or self._lost or self._needs_index or self._can_say_more():
+        writer = self.writer
+        # The place of an index that is damaged is taken.
+        has_no_place = self._needs_index and writer.index_at == writer.contents.at
+        if self._builder.versions or self._large_put or self._lost or has_no_place or self._can_say_more():
             self._write_pack()
-            self._index_is_due, self._needs_index = self._index_is_due or self._needs_index, False
-        if self._index_is_due or self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
-            self.writer.write_index()
-            self._index_is_due = False
+        if self._needs_index or writer.contents.at.number - writer.index_at.number >= _PACKS_PER_INDEX:
+            writer.write_index()
+            self._needs_index = False
 
     def _can_say_more(self) -> bool:
         """Returns whether more is whole than anybody said: because of what other nodes put since, or because a copy of the
@@ -317,24 +309,13 @@ class Uploader:
         self._may_say_more = True
         self.writer.write(builder, Step(at, added, dropped, reached, incarnation))
 
-    def _reached(self, added: Iterable[Placed], dropped: Iterable[str]) -> Reached:
+    def _reached(self, added: Sequence[Placed], dropped: Sequence[str]) -> Reached:
         """Returns up to where the bucket is whole once this is there."""
-        inventory = self.writer.contents.inventory
-        before = [(str(placed.version.name), inventory.get(placed.version.name)) for placed in added]
-        before += [(name, inventory.get(name)) for name in dropped]
-        for name, _ in before:
-            inventory.discard(name)
-        for placed in added:
-            inventory.add(placed.version)
-        try:
-            held = Together(self._inventories) if self._others is not None else inventory
+        contents = self.writer.contents
+        with contents.as_if(added, dropped):
+            held = Together(self._inventories) if self._others is not None else contents.inventory
             released = Released.of(self._root, self._env, self._source.timelines, self._source.safe_point())
-            return self._reach.of(held, self.writer.contents.reached, released)
-        finally:
-            for name, version in before:
-                inventory.discard(name)
-                if version is not None:
-                    inventory.add(version)
+            return self._reach.of(held, contents.reached, released)
 
     def push_all(self) -> None:
         """Puts everything that this node has and the bucket lacks, but for what goes faster than it is put. Raises RemoteError

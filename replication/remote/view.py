@@ -63,7 +63,7 @@ class RemoteView:
         return self.reached.epochs.get(PurePosixPath(name.span.timeline).relative_to(MANIFESTS).name, -1)
 
 
-def read_view(bucket: Bucket, lose: Callable[[Mapping[str, Contents]], None] = lambda nodes: None) -> RemoteView:
+def read_view(bucket: Bucket, lose: Callable[[Mapping[str, Contents]], None] | None = None) -> RemoteView:
     """Reads what a bucket has. `lose`: leaves out, of what nodes hold, what is gone. Raises RemoteError where there is no
     store, CorruptionError, FormatVersionError.
     """
@@ -73,7 +73,8 @@ def read_view(bucket: Bucket, lose: Callable[[Mapping[str, Contents]], None] = l
     if not nodes:
         raise RemoteError(f"{bucket.url}: store {marker.store_id} was claimed there, and nothing was copied yet")
     nodes = nodes if len(nodes) == 1 else _of_one_moment(bucket, marker, nodes)
-    lose(nodes)
+    if lose is not None:
+        lose(nodes)
     return _view_of(marker, nodes)
 
 

@@ -9,6 +9,7 @@ from unittest import mock
 from nosync.replication.remote import log, reach, uploader
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.log import LogWriter
+from nosync.replication.remote.node_listing import NodeListing
 from nosync.replication.remote.pack import PackBuilder, Step
 
 
@@ -44,9 +45,11 @@ def collected_without_a_grace() -> Iterator[None]:
     """What is not needed goes at once."""
     collect = Collector.collect
 
-    def collected(self: Collector, writer: LogWriter, going: Collection[str], now_s: float) -> None:
+    def collected(
+        self: Collector, writer: LogWriter, listing: NodeListing, going: Collection[str], now_s: float
+    ) -> None:
         self._grace_s = 0.0
-        collect(self, writer, going, now_s)
+        collect(self, writer, listing, going, now_s)
 
     with mock.patch.object(Collector, "collect", collected):
         yield

@@ -10,6 +10,7 @@ import pytest
 from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.platform.env import Env
 from nosync.replication.remote.copying import copy_directory
+from nosync.replication.remote.node_listing import NodeListing
 from nosync.replication.remote.presence import find_gone
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.settings import RemoteSettings
@@ -74,7 +75,7 @@ def test_each_object_that_goes_is_put_again(open_store: OpenStore, tmp_path: Pat
         clock.now_s += 1000.0
         copies.step()
         copies.push()
-        assert not find_gone(copies.bucket, NAMES, copies.contents())
+        assert not find_gone(copies.bucket, copies.contents(), NodeListing.of(copies.bucket, NAMES).sizes)
         target = tmp_path / f"restored-{n}"
         report = restore(SimulatedBucket(objects), target)
         assert (report.epoch, report.problems) == (23, ()), name
