@@ -258,18 +258,16 @@ def publish_rows(
     type, StorageError where the disk refuses; what was there before is untouched.
     """
     check_values(rows.batch, str(id))
-    offsets = np.empty(0, dtype=np.uint64)
     if rows.key:
         check_shard(rows.hashes, id.trace.shard, key_groups, str(id))
-        offsets = group_offsets(rows.hashes, key_groups)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
+            return _write_and_link(root, id, rows, key_groups, env, expected)
         except StorageError as error:
             # A node that starts just now empties tmp/, also of files that are being written.
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-    return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
+    return _write_and_link(root, id, rows, key_groups, env, expected)
 
 
 def check_values(batch: pa.RecordBatch, whose: str) -> None:
@@ -301,16 +299,10 @@ def _may_be_invalid(type_: pa.DataType) -> bool:
 
 
 def _write_and_link(
-    root: Path,
-    id: LayerId,
-    rows: LayerRows,
-    key_groups: int,
-    offsets: npt.NDArray[np.uint64],
-    env: Env,
-    expected: Digest | None,
+    root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env, expected: Digest | None
 ) -> Published:
     for in_one_block in (False, True) if is_large(rows.batch) else (True,):
-        temporary, info, digest = _write(root, id, rows, key_groups, offsets, env, in_one_block=in_one_block)
+        temporary, info, digest = _write(root, id, rows, key_groups, env, in_one_block=in_one_block)
         if expected is None or digest == expected:
             return link_layer(root, id, temporary, info, digest, env)
         discard(temporary, env)  # versions that did not cut large layers wrote other bytes for the same rows
@@ -319,22 +311,16 @@ def _write_and_link(
 
 
 def _write(
-    root: Path,
-    id: LayerId,
-    rows: LayerRows,
-    key_groups: int,
-    offsets: npt.NDArray[np.uint64],
-    env: Env,
-    *,
-    in_one_block: bool,
+    root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env, *, in_one_block: bool
 ) -> tuple[Path, LayerInfo, Digest]:
-    batch = rows.batch
+    batch, hashes = rows.batch, rows.hashes if rows.key else None
+    offsets = np.empty(0, dtype=np.uint64) if hashes is None else group_offsets(hashes, key_groups)
     temporary = temporary_path(root, env)
     with storage_errors("write", temporary):
         try:
             with new_file(root, temporary, env) as file:
                 writer = LayerFileWriter(file, batch.schema)
-                for block in [batch] if in_one_block else cut(batch, rows.hashes if rows.key else None):
+                for block in [batch] if in_one_block else cut(batch, hashes):
                     writer.write_block(block)
                 info, digest = writer.finish(
                     id, key=rows.key, key_groups=key_groups, times=[id.description.lower], group_offsets=offsets

@@ -36,7 +36,7 @@ from nosync.spark.expression_translation import step_of
 from nosync.spark.schemas import check_fields
 from nosync.spark.selecting import selected
 from nosync.spark.session import ZONE, conf_set, contains, session_settings, turn_of, unusual
-from nosync.spark.static_tables import check_same
+from nosync.spark.static_tables import check_same, rows_of
 from nosync.spark.versions import arrow_schema
 
 log = logging.getLogger("nosync")
@@ -52,7 +52,6 @@ _MOST_EXPRESSION_CHARACTERS = 4096
 OF_TODAY = "it depends on when it is asked: add the time to the input"
 _IS_TIME, _TODAY = re.compile("Date|Timestamp"), re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Types of times, and texts that Spark casts to one which depends on the clock."""
-_NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
 _STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
 """In the text of a Column object. One that multiplies goes on with a bracket."""
@@ -155,7 +154,7 @@ def _texts(
 def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
     """Returns the rows joined with a static table. Rows that carry a report stay as they are."""
     table: DataFrame = options.table
-    check_same(table, rows_of)
+    check_same(table)
     on = list(options.on)
     columns = [name for name in rows.columns if name not in keep]
     added = [name for name in table.columns if name not in on]
@@ -369,16 +368,6 @@ class Analyzer:
                     found.append(code_of(one))
                 waiting.append(one.children())
         return sorted(found)
-
-
-def rows_of(table: DataFrame) -> str:
-    """Returns which rows a table has now, in whatever order: how many, and the sum of their hashes."""
-    columns = [F.col(quoted(name)) for name in table.columns]
-    # The hash passes over nulls: which columns are null is hashed as well.
-    hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
-    # As a decimal the sum cannot overflow.
-    n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
-    return f"{n} rows {total}"
 
 
 def code_of(function: Any) -> str:

@@ -18,7 +18,6 @@ from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage
 from nosync.lsm.errors import FlowError
-from nosync.spark.expressions import rows_of
 from nosync.spark.static_tables import with_its_rows
 
 
@@ -53,6 +52,6 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
             return replace(stage, function=freeze(stage))
         # Now, also because epochs run in UTC, and what text says of time would be read otherwise there.
         join = arguments_of(stage, StaticJoinArguments)
-        return replace(stage, arguments=replace(join, table=with_its_rows(stage.name, join.table, rows_of)))
+        return replace(stage, arguments=replace(join, table=with_its_rows(stage.name, join.table)))
 
     return flow.with_stages(as_it_is)

@@ -53,6 +53,7 @@ def parse_ddl(text: str) -> pa.Schema:
         raise SchemaError("no columns are declared, expected some such as 'name string, n bigint'")
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
+    check_fields(schema, repr(text))
     return declared_schema(schema)
 
 
@@ -143,8 +144,6 @@ def _check_type(type_: DataType, what: str) -> None:
     if isinstance(type_, CharType | VarcharType | YearMonthIntervalType):
         instead = "a number of months" if isinstance(type_, YearMonthIntervalType) else "string"
         raise SchemaError(f"{what} is {type_.simpleString()}, which Arrow does not have: declare it as {instead}")
-    if isinstance(type_, StructType) and len(set(type_.names)) < len(type_.names):
-        raise SchemaError(f"{what} is {type_.simpleString()}, with two fields of one name: name them apart")
     inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
     for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
         _check_type(part, what)
@@ -157,7 +156,7 @@ def check_fields(schema: StructType, what: str) -> None:
         if twice is not None:
             raise SchemaError(
                 f"{what}: column {column.name!r} has a struct with two fields named {twice!r}, which Spark does not give to "
-                f"Arrow: name them apart, as in named_struct('a', x, 'b', y) or CAST(it AS array<struct<a: int, b: int>>)"
+                "Arrow: name them apart, as in named_struct('a', x, 'b', y) or CAST(it AS array<struct<a: int, b: int>>)"
             )
 
 
@@ -239,6 +238,7 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
     for column in mine:
         _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
+    check_fields(StructType(mine), f"source {stage.name}")
     found = plain(arrow_schema(StructType(mine)).empty_table()).schema
     for expected in stage.schema:
         index = found.get_field_index(expected.name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -29,8 +28,8 @@ from nosync.spark.session import conf_set
 _JAVA_8 = "spark.sql.datetime.java8API.enabled"
 FEW_ROWS = 10_000
 """Spark converts rows that a plan has whenever it plans: of more it would take long."""
-RowsOf = Callable[[DataFrame], str]
-"""Says which rows a table has now."""
+_NULL = -0x6F73_796E_6300_0000
+"""What is hashed for a null, whose column is added to it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,18 @@ class _Taken:
 _taken: WeakKeyDictionary[DataFrame, _Taken] = WeakKeyDictionary()
 
 
-def with_its_rows(stage: str, table: DataFrame, rows_of: RowsOf) -> DataFrame:
+def rows_of(table: DataFrame) -> str:
+    """Returns which rows a table has now, in whatever order: how many, and the sum of their hashes."""
+    named = table.toDF(*(f"c{i}" for i in range(len(table.columns))))  # whatever needs quotes
+    columns = [F.col(name) for name in named.columns]
+    # The hash passes over nulls: which columns are null is hashed as well.
+    hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
+    # As a decimal the sum cannot overflow.
+    n, total = named.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
+    return f"{n} rows {total}"
+
+
+def with_its_rows(stage: str, table: DataFrame) -> DataFrame:
     """Returns a table that has, from now on, the rows that a table has now.
 
     Raises FlowError where it cannot be read, or has other rows each time.
@@ -66,9 +76,8 @@ def with_its_rows(stage: str, table: DataFrame, rows_of: RowsOf) -> DataFrame:
 def _kept(table: DataFrame) -> DataFrame | None:
     """Returns a table with the rows of a small one, which do not leave the JVM. None: it is large."""
     spark = table.sparkSession
-    with conf_set(
-        spark, {_JAVA_8: "true"}
-    ):  # dates and times of java.sql go by another calendar, and the JVM's time zone
+    # Dates and times of java.sql go by another calendar, and the JVM's time zone.
+    with conf_set(spark, {_JAVA_8: "true"}):
         rows = table.limit(FEW_ROWS + 1)._jdf.collectAsList()
         if rows.size() > FEW_ROWS:
             return None
@@ -89,7 +98,7 @@ def _let_go(frame: Any) -> None:
         frame.unpersist(False)
 
 
-def check_same(table: DataFrame, rows_of: RowsOf) -> None:
+def check_same(table: DataFrame) -> None:
     """Raises FlowError where a large table has not the rows that it had when the job was made."""
     taken = _taken.get(table)
     if taken is None or not taken.rows:

@@ -8,8 +8,6 @@ from nosync.replication.protocol.peer import Peer
 NEVER_HEARD = "was never heard"
 NEVER_HEARD_S = 10.0
 """So long after the start a peer is said never to have been heard."""
-
-
 _TWIN_S = 30.0
 """So long another daemon of the same name is told of: it dials every few seconds."""
 

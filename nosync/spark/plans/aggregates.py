@@ -6,8 +6,7 @@ a percentile, is a `per_key`. Where a query asks for several of these, they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import functions as F
 
@@ -16,6 +15,7 @@ from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import END, START
 from nosync.spark.expressions import quoted
+from nosync.spark.plans.aggregate_part import Part
 from nosync.spark.plans.catalyst import (
     Node,
     found,
@@ -54,48 +54,6 @@ _SESSIONS = (
 _BY_FIELD = "max_by(column, field) and min_by say which row has the largest or smallest field"
 _ARGUMENTS = {"name", "key", "persist", "self"}
 """What `aggregate` calls its own arguments, so that no aggregate can be called so."""
-
-
-@dataclass
-class _Part:
-    """Aggregates that are computed together, over a stage: names go by it, for groups of groups have such names already."""
-
-    over: str
-    beside: Collection[str] = ()
-    """Columns of the aggregates over the same rows that are computed apart, as those with DISTINCT are."""
-    arguments: dict[str, Expression] = field(default_factory=dict)
-    """The columns that they take beside the key."""
-    aggregates: dict[str, Aggregate] = field(default_factory=dict)
-    of_group: dict[str, OfGroup] = field(default_factory=dict)
-    types: dict[str, Node] = field(default_factory=dict)
-    """The types of the answers about whole groups."""
-    answers: list[tuple[Node, str, str]] = field(default_factory=list)
-    """The calls of the query, each with the column and the text of its answer."""
-
-    def takes(self, text: Expression) -> str:
-        name = named("a", self.over, str(text))
-        self.arguments[name] = text
-        return name
-
-    def has(self, aggregate: Aggregate) -> str:
-        """Adds an aggregate. Returns its column, in quotes."""
-        name = named(aggregate.function, self.over, repr(aggregate))
-        if name in self.beside:  # over all rows, and over the distinct ones
-            name = named(aggregate.function, self.over, repr(aggregate), "distinct")
-        self.aggregates[name] = aggregate
-        return quoted(name)
-
-    def answers_by(self, call: Node, text: str, wanted: str | None) -> None:
-        """Adds an answer, which is the column of an aggregate if its text says no more. That is called `wanted` then."""
-        bare = next((name for name in self.aggregates if quoted(name) == text), None)
-        if bare is None:
-            self.answers.append((call, named("r", self.over, text), text))
-            return
-        if wanted is not None and not any(quoted(bare) in one for _, _, one in self.answers):
-            # In its place, so that columns stay in the order of the query.
-            self.aggregates = {wanted if name == bare else name: one for name, one in self.aggregates.items()}
-            bare = wanted
-        self.answers.append((call, bare, quoted(bare)))
 
 
 class Aggregates:
@@ -157,7 +115,7 @@ class Aggregates:
             return self._stages.distinct(self._stages.select(relation.stage, keys))
         key_types = dict(types)
         over = relation.stage.name
-        plain, whole, sets = _Part(over), _Part(over), dict[str, _Part]()
+        plain, whole, sets = Part(over), Part(over), dict[str, Part]()
         for call in calls:
             if kind_of(_function_of(call)) in _OF_WHOLE_GROUPS:
                 self._add_whole(whole, call, relation)
@@ -165,7 +123,7 @@ class Aggregates:
                 self._add(plain, call, relation)
         for call in calls:
             if kind_of(_function_of(call)) not in _OF_WHOLE_GROUPS and _needs_distinct(call):
-                of_set = _Part(over, beside=plain.aggregates)
+                of_set = Part(over, beside=plain.aggregates)
                 self._add(sets.setdefault(self._arguments(call, relation), of_set), call, relation)
         if not (plain.answers or sets) and not keys:
             plain.has(functions.count())  # the row that is there without any rows
@@ -190,7 +148,7 @@ class Aggregates:
         known: list[tuple[Node, str]], windows: EventWindow,
     ) -> Stage:  # fmt: skip
         """Returns the groups by windows that a watermark closes. Adds as `_grouped` does."""
-        part = _Part(relation.stage.name)
+        part = Part(relation.stage.name)
         for call in calls:
             if kind_of(_function_of(call)) in _OF_WHOLE_GROUPS or _needs_distinct(call):
                 raise refused(
@@ -216,7 +174,7 @@ class Aggregates:
         return self._stages.select(stage, {**_answers(keys, part), window: struct})
 
     def _of_whole_groups(
-        self, relation: Relation, keys: Mapping[str, Expression], part: _Part, key_types: Mapping[str, Node]
+        self, relation: Relation, keys: Mapping[str, Expression], part: Part, key_types: Mapping[str, Node]
     ) -> Stage:
         before = self._stages.select(relation.stage, {**keys, **part.arguments})
         self._note("percentile and collect_*: all values of a group are kept, and read where one of them changes")
@@ -245,7 +203,7 @@ class Aggregates:
             raise refused(call, "its FILTER cannot be said as SQL text: compute it in a column first")
         return f"IF({only}, {text}, NULL)"
 
-    def _add_whole(self, part: _Part, call: Node, relation: Relation) -> None:
+    def _add_whole(self, part: Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
         argument = self._argument(call, items(function.children())[0], relation)
         if kind_of(function) == "Percentile":
@@ -272,11 +230,11 @@ class Aggregates:
         part.types[name] = call.dataType()
         part.answers.append((call, name, text))
 
-    def _add(self, part: _Part, call: Node, relation: Relation) -> None:
+    def _add(self, part: Part, call: Node, relation: Relation) -> None:
         function = _function_of(call)
         kind = kind_of(function)
         refuse_null_on_overflow(call, function)
-        answer: Callable[[_Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
+        answer: Callable[[Part, Node, Node, Relation], str] | None = getattr(self, f"_{kind.lower()}", None)
         if answer is None:
             raise refused(call, _REFUSED.get(kind, "there is no such aggregate that follows rows which go"))
         part.answers_by(call, answer(part, call, function, relation), self._name_wanted(call))
@@ -291,16 +249,16 @@ class Aggregates:
                 return name
         return None
 
-    def _of_one(self, part: _Part, call: Node, child: Node, relation: Relation) -> str:
+    def _of_one(self, part: Part, call: Node, child: Node, relation: Relation) -> str:
         return part.takes(self._argument(call, child, relation))
 
-    def _compared(self, part: _Part, call: Node, child: Node, relation: Relation, instead: str) -> str:
+    def _compared(self, part: Part, call: Node, child: Node, relation: Relation, instead: str) -> str:
         """Returns what `_of_one` does, of values that have an order. `instead`: what to write for those that have none."""
         if kind_of(child.dataType()) in ("StructType", "ArrayType", "MapType"):
             raise refused(call, f"structs, lists and maps are not compared: {instead}")
         return self._of_one(part, call, child, relation)
 
-    def _count(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _count(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         children = items(function.children())
         nullable = [child for child in children if child.nullable()]
         if call.isDistinct() and len(children) == 1:
@@ -325,14 +283,14 @@ class Aggregates:
             raise refused(call, "its arguments cannot be said as SQL text: compute them in a column first")
         return text
 
-    def _sum(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _sum(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         (child,) = items(function.children())
         if "Interval" in kind_of(child.dataType()):
             raise refused(call, "a sum of intervals is not there: sum their seconds")
         total = part.has(functions.sum(self._of_one(part, call, child, relation)))
         return _cast(total, call) if kind_of(child.dataType()) == "DecimalType" else total
 
-    def _average(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _average(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         (child,) = items(function.children())
         if "Interval" in kind_of(child.dataType()):
             raise refused(call, "a mean of intervals is not there: average their seconds")
@@ -352,36 +310,36 @@ class Aggregates:
         total, n = part.has(functions.sum(column)), part.has(functions.count(column))
         return _cast(f"CAST({total} AS {digits}) / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
 
-    def _min(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _min(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.min(self._compared(part, call, items(function.children())[0], relation, _BY_FIELD)))
 
-    def _max(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _max(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.max(self._compared(part, call, items(function.children())[0], relation, _BY_FIELD)))
 
     _anyvalue = _min
 
-    def _variancesamp(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _variancesamp(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.variance(self._of_one(part, call, items(function.children())[0], relation)))
 
-    def _stddevsamp(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _stddevsamp(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.stddev(self._of_one(part, call, items(function.children())[0], relation)))
 
-    def _variancepop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _variancepop(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         column = self._of_one(part, call, items(function.children())[0], relation)
         of_sample, n = part.has(functions.variance(column)), part.has(functions.count(column))
         only = part.has(functions.sum(column))  # NaN or infinite, it varies by NaN
         return f"CASE WHEN {n} = 1 THEN {only} - {only} WHEN {n} > 1 THEN {of_sample} * ({n} - 1) / {n} END"
 
-    def _stddevpop(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _stddevpop(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return f"sqrt({self._variancepop(part, call, function, relation)})"
 
-    def _maxby(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _maxby(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return self._by(functions.last, part, call, function, relation)
 
-    def _minby(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _minby(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return self._by(functions.first, part, call, function, relation)
 
-    def _by(self, which: Callable[..., Aggregate], part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _by(self, which: Callable[..., Aggregate], part: Part, call: Node, function: Node, relation: Relation) -> str:
         value, order = items(function.children())[:2]
         if kind_of(value.dataType()) in ("StructType", "ArrayType", "MapType"):
             raise refused(
@@ -390,7 +348,7 @@ class Aggregates:
         column = part.takes(self._argument(call, value, relation))
         return part.has(which(column, by=self._compared(part, call, order, relation, "order by a field")))
 
-    def _pivotfirst(self, part: _Part, call: Node, function: Node, relation: Relation) -> str:
+    def _pivotfirst(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         context = self._said(call, function.pivotColumn(), relation)
         value = self._said(call, function.valueColumn(), relation)
         literal = self._expressions.literal
@@ -402,14 +360,14 @@ class Aggregates:
 
 
 def _aggregated(
-    stages: Stages, relation: Relation, keys: Mapping[str, Expression], part: _Part, *, distinct: bool = False
+    stages: Stages, relation: Relation, keys: Mapping[str, Expression], part: Part, *, distinct: bool = False
 ) -> Stage:
     before = stages.select(relation.stage, {**keys, **part.arguments})
     before = stages.distinct(before) if distinct else before
     return stages.select(stages.aggregate(before, list(keys), part.aggregates), _answers(keys, part))
 
 
-def _with_empty_lists(stages: Stages, stage: Stage, columns: Sequence[str], whole: _Part) -> Stage:
+def _with_empty_lists(stages: Stages, stage: Stage, columns: Sequence[str], whole: Part) -> Stage:
     """Returns the answers about all rows. Of no rows at all there is no group, and their lists are empty."""
     empty = {
         name: f"CAST(array() AS {call.dataType().sql()})"
@@ -453,7 +411,7 @@ def _id_or_none(group: Node) -> int | None:
     return id_of(group) if kind_of(group) == "AttributeReference" else None
 
 
-def _answers(keys: Mapping[str, Expression], part: _Part) -> dict[str, Expression]:
+def _answers(keys: Mapping[str, Expression], part: Part) -> dict[str, Expression]:
     texts: dict[str, Expression] = {name: quoted(name) for name in keys}
     return texts | {name: text for _, name, text in part.answers}
 

@@ -44,11 +44,11 @@ def limited(plan: Node) -> Limited:
     return Limited(plan, tuple(projects), first, end)
 
 
-def takes_one_of_the_same(plan: Node) -> bool:
-    """Returns whether a limit takes one of rows that are all the same, as Spark asks whether there are any."""
-    below = plan.child()
-    if kind_of(below) == "LocalLimit":
-        below = below.child()
+def same_rows_below(plan: Node) -> Node | None:
+    """Returns what is below a limit that takes one of rows that are all the same, as Spark asks whether there are any."""
+    below = plan.child().child() if kind_of(plan.child()) == "LocalLimit" else plan.child()
     if kind_of(below) != "Project" or int(plan.limitExpr().eval(None)) != 1:
-        return False
-    return all(kind_of(one) == "Alias" and one.child().foldable() for one in items(below.projectList()))
+        return None
+    return (
+        below if all(kind_of(one) == "Alias" and one.child().foldable() for one in items(below.projectList())) else None
+    )

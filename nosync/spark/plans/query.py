@@ -147,9 +147,8 @@ class Planner:
         plan = self._module(self._catalyst.analysis, "EliminateSubqueryAliases").apply(plan)
         plan = self._module(self._catalyst.expressions, "EliminatePipeOperators").apply(plan)
         self._check_laterals(plan)
-        if self._rules.has_subqueries_in_groups(
-            plan
-        ):  # Spark would make them an aggregate of what they say of each row
+        # Spark would make them an aggregate of what they say of each row.
+        if self._rules.has_subqueries_in_groups(plan):
             plan = self._rules.apply(plan, "PullOutGroupingExpressions")
         plan = self._without_views_of_views(self._rules.without_subqueries(plan))[0]
         # A watermark goes by the rows that the filters below it leave, so these are to be where Spark has them.

@@ -25,7 +25,7 @@ from nosync.spark.plans.catalyst import (
 from nosync.spark.plans.event_time import EventWindow, Watermark
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import Joins
-from nosync.spark.plans.limits import limited, takes_one_of_the_same
+from nosync.spark.plans.limits import limited, same_rows_below
 from nosync.spark.plans.over import Over, is_of_sorted, most_asked, sorted_below
 from nosync.spark.plans.query import Analyzed, Planner, is_guard
 from nosync.spark.plans.relation import Expression, Relation, Stages, named
@@ -309,21 +309,18 @@ class Translator:
         return self._over.of(plan, relation, items(sort.order()), most)
 
     def _globallimit(self, plan: Node) -> Relation:
-        if takes_one_of_the_same(plan):
-            below = plan.child().child() if kind_of(plan.child()) == "LocalLimit" else plan.child()
-            relation = self.only(self._of(below), items(plan.output()))
-            return relation.with_stage(self.stages.distinct(relation.stage))
-        return self._between(plan)
+        below = same_rows_below(plan)
+        if below is None:
+            return self._between(plan)
+        relation = self.only(self._of(below), items(plan.output()))
+        return relation.with_stage(self.stages.distinct(relation.stage))
 
     _locallimit = _globallimit
-
-    def _offset(self, plan: Node) -> Relation:
-        return self._between(plan)
 
     def _between(self, plan: Node) -> Relation:
         """Returns the rows at some places, by LIMIT and OFFSET."""
         asked = limited(plan)
-        sort, place = asked.of, ""
+        sort = asked.of
         if asked.is_nothing or has_one_row(sort):
             relation = self._of(sort)
             if asked.is_nothing or asked.first:
@@ -342,6 +339,8 @@ class Translator:
         for project in asked.projects:
             relation = self.projected(relation, items(project.projectList()))
         return relation
+
+    _offset = _between
 
 
 def _column_of(name: str, types: Mapping[str, Node]) -> str:
