@@ -28,8 +28,9 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published
 from nosync.lsm.model.layer import Digest, LayerId, parse_path
 from nosync.lsm.model.timestamp import Time
+from nosync.lsm.platform.child import start_child
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.process import keep_freed_memory, leave_out_pandas, numpy_environment
+from nosync.lsm.platform.process import keep_freed_memory, leave_out_pandas
 
 _POLL_S = 0.02
 IDLE_S = 10.0
@@ -126,17 +127,7 @@ class MergeProcess:
         if self._child is not None and self._child.poll() is not None:
             self._ended(self._child)
         if self._child is None:
-            importable = str(
-                Path(__file__).parents[3]
-            )  # where the package lies, whatever the caller did to its own path
-            path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
-            self._child = subprocess.Popen(
-                # -P: code of the current directory is not ours.
-                [sys.executable, "-P", "-c", _CHILD.format(nice=self._nice, idle_s=self._idle_s)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **numpy_environment(), "PYTHONPATH": path},
-            )
+            self._child = start_child(_CHILD.format(nice=self._nice, idle_s=self._idle_s))
         return self._child
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int:

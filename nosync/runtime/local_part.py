@@ -1,4 +1,5 @@
-"""Runs a part of an epoch in this process, on Arrow, without Spark: the same tasks, one shard after the other.
+"""Runs a part of an epoch on Arrow, without Spark: the same tasks, in this process, one shard after the other, or in
+others beside it (nosync.runtime.shard_workers).
 
 What moves between tasks is what Spark's shuffle would bring: rows go to the shard of their key, or stay in theirs, and
 marks go to every shard. Expressions on the way are those that tasks evaluate themselves (nosync.kernels.expressions).
@@ -6,8 +7,7 @@ marks go to every shard. Expressions on the way are those that tasks evaluate th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,24 @@ from nosync.lsm.errors import ScanError
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan, Reports
-from nosync.runtime.scan import SourceFiles, TableScan
+from nosync.runtime.scan import SourceFiles, tables_by_shard
 from nosync.runtime.segment_task import TAG_SHARD_BITS, SegmentTask, edge_schema, side_column
-from nosync.runtime.shard_run import run_shard
+from nosync.runtime.shard_task import ShardRows, run_task_of_shard
 
 ByShard = list[pa.Table]
 """Rows, and reports among them, by the shard that they are in."""
+RunTask = Callable[[SegmentTask, Sequence[ShardRows]], ByShard]
+"""Runs a task for every shard, on what comes to each. Returns what leaves each."""
 
 
-def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) -> Reports:
+def run_here(task: SegmentTask, given: Sequence[ShardRows]) -> ByShard:
+    """Runs a task for every shard in this process."""
+    return [run_task_of_shard(task, shard, of_shard) for shard, of_shard in enumerate(given)]
+
+
+def run_epoch(
+    flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table], run_task: RunTask = run_here
+) -> Reports:
     """Runs an epoch on the rows of its sources. Returns a report of every (stage, shard).
 
     Every expression of the flow is of a kind that tasks evaluate. Raises what `run_shard` raises, and ScanError where
@@ -42,9 +51,8 @@ def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) 
     flow = flow.at_epoch(plan.t).fused
 
     def run_part(part: Part, done: frozenset[str]) -> list[bytes]:
-        return _LocalPart(PartPlan(flow, [plan], part, inputs, dict.fromkeys(inputs, SourceFiles((), ()))), inputs).run(
-            done
-        )
+        part_plan = PartPlan(flow, [plan], part, inputs, dict.fromkeys(inputs, SourceFiles((), ())))
+        return _LocalPart(part_plan, inputs, run_task).run(done)
 
     return run_parts(flow, [plan], run_part)[plan.t]
 
@@ -52,8 +60,8 @@ def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) 
 class _LocalPart:
     """Runs one part."""
 
-    def __init__(self, plan: PartPlan, inputs: Mapping[str, pa.Table]) -> None:
-        self._plan, self._inputs = plan, inputs
+    def __init__(self, plan: PartPlan, inputs: Mapping[str, pa.Table], run_task: RunTask) -> None:
+        self._plan, self._inputs, self._run_task = plan, inputs, run_task
         self._emitted: dict[SegmentOutput, ByShard] = {}
 
     def run(self, done: frozenset[str]) -> list[bytes]:
@@ -68,11 +76,17 @@ class _LocalPart:
         """Returns what leaves a segment, or only its reports."""
         (task,), absent = self._plan.tasks_of(segment, output)
         if task.scan is not None:
-            tables = {source.name: self._inputs[source.name] for source in task.sources}
-            return _ran(replace(task, scan=TableScan(task.scan.files, task.scan.key_groups, tables)), None)
+            of_shards = tables_by_shard(
+                self._inputs, task.sources, task.edges, task.stages, task.shards, task.scan.key_groups
+            )
+            return self._run_task(task, [ShardRows(tables=tables) for tables in of_shards])
         if len(absent) < len(task.edges):
-            return _ran(task, self._edge_rows(segment, list(task.edges), absent))
-        return _ran(task, None)  # nothing of what edges bring is needed
+            rows = self._edge_rows(segment, list(task.edges), absent)
+            return self._run_task(task, [ShardRows(of_shard) for of_shard in rows])
+        return self._without_rows(task)  # nothing of what edges bring is needed
+
+    def _without_rows(self, task: SegmentTask) -> ByShard:
+        return self._run_task(task, [ShardRows()] * task.shards)
 
     def _edge_rows(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> ByShard:
         """Returns the rows of a segment's edges, each in the shard that it belongs to."""
@@ -87,7 +101,7 @@ class _LocalPart:
         """Returns an edge's rows where they come from."""
         if self._plan.flow.loops_back(segment, edge):
             (task,) = self._plan.tasks_of_round_before(edge)
-            rows = _ran(task, None)
+            rows = self._without_rows(task)
         else:
             if edge.output not in self._emitted:
                 home = self._plan.flow.segment_of(edge.output.stage)
@@ -114,15 +128,6 @@ class _LocalPart:
             if not is_hashed_in_tasks(edge_schema(self._plan.flow.stages, edge), edge.key):
                 rows = rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
         return [rows.filter(pa.array(shard == i)) for i in range(self._plan.shards)]
-
-
-def _ran(task: SegmentTask, rows: Sequence[pa.Table] | None) -> ByShard:
-    """Runs a task for every shard. `rows`: what comes to each; None: nothing does."""
-    found = []
-    for shard in range(task.shards):
-        batches = [] if rows is None else rows[shard].to_batches()
-        found.append(pa.Table.from_batches(run_shard(task, shard, iter(batches))))
-    return found
 
 
 def _beside(index: int, rows: pa.Table) -> pa.Table:

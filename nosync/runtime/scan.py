@@ -105,8 +105,7 @@ class Scan:
             for source in sources:
                 edge = edge_of(source, edges)
                 steps = [] if edge is None else steps_of(edge.jvm, stages)
-                placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
-                mine = [placed.of_shard(part) for part in self._parts_of(source)]
+                mine = self._mine(Placing(source, edge, steps, self.key_groups), shard)
                 # In one chunk, of which take() is quicker.
                 rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()
                 rows = hashed(rows, source.schema.names, sent=rows)
@@ -121,20 +120,43 @@ class Scan:
             raise ScanError(f"a source's rows cannot be read here: {type(error).__name__}: {error}") from error
         return given, fed
 
-    def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:
-        """Yields the rows of a source, some at a time."""
-        return parts_of(self.files[source.name], source.schema)
+    def _mine(self, placing: Placing, shard: Shard) -> list[pa.Table]:
+        """Returns the rows of a source that belong to a shard."""
+        source = placing.source
+        return [placing.of_shard(part, shard) for part in parts_of(self.files[source.name], source.schema)]
 
 
 @dataclass(frozen=True)
 class TableScan(Scan):
-    """Says what the tasks of a segment take from tables in this process, as if they read it."""
+    """Says what one shard's task takes from tables, as if it read files."""
 
     tables: Mapping[str, pa.Table]
-    """The rows of each source."""
+    """The rows of each source that belong to the shard."""
 
-    def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:
-        yield renamed(self.tables[source.name], source.schema, source.schema.names)
+    def _mine(self, placing: Placing, shard: Shard) -> list[pa.Table]:
+        return [self.tables[placing.source.name]]
+
+
+def tables_by_shard(
+    tables: Mapping[str, pa.Table],
+    sources: Sequence[BoundStage],
+    edges: Sequence[InputEdge],
+    stages: Mapping[str, BoundStage],
+    shards: int,
+    key_groups: int,
+) -> list[dict[str, pa.Table]]:
+    """Returns the rows of some sources, by the shard that they belong to.
+
+    Raises ScanError where an expression that places them cannot be evaluated.
+    """
+    found: list[dict[str, pa.Table]] = [{} for _ in range(shards)]
+    for source in sources:
+        edge = edge_of(source, edges)
+        placing = Placing(source, edge, [] if edge is None else steps_of(edge.jvm, stages), key_groups)
+        rows = renamed(tables[source.name], source.schema, source.schema.names)
+        for mine, of_shard in zip(found, placing.by_shard(rows, shards), strict=True):
+            mine[source.name] = of_shard
+    return found
 
 
 def read_few(files: SourceFiles, schema: pa.Schema, most_rows: int, most_bytes: int) -> pa.Table | None:
@@ -196,21 +218,25 @@ def parts_of(files: SourceFiles, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placing:
     """Finds the shards that a source's rows get to: see `BoundStage.placed_by`."""
 
     source: BoundStage
     edge: InputEdge | None
     steps: Sequence[Step]
-    groups: range
-    """The key groups of the shard."""
     key_groups: int
 
-    def of_shard(self, rows: pa.Table) -> pa.Table:
-        if len(self.groups) == self.key_groups:
-            return rows
+    def of_shard(self, rows: pa.Table, shard: Shard) -> pa.Table:
+        """Returns the rows that get to one shard."""
+        return self.by_shard(rows, shard.count, only=shard.index)[0]
+
+    def by_shard(self, rows: pa.Table, shards: int, only: int | None = None) -> list[pa.Table]:
+        """Returns the rows that get to each shard. `only`: to this one."""
+        if shards == 1:
+            return [rows]
         groups = key_groups_of(self._hashes(rows), self.key_groups)
-        return rows.filter(pa.array((groups >= self.groups.start) & (groups < self.groups.stop)))
+        wanted = [Shard(i, shards).groups(self.key_groups) for i in (range(shards) if only is None else [only])]
+        return [rows.filter(pa.array((groups >= of.start) & (groups < of.stop))) for of in wanted]
 
     def _hashes(self, rows: pa.Table) -> U32:
         names = self.source.schema.names

@@ -14,12 +14,17 @@ epoch
 - of a recovery, a replay or a backfill, whose size nobody knows before.
 
 The log says why, at DEBUG.
+
+Where epochs take a while, `spark.nosync.driver.cores` shards run side by side (nosync.runtime.shard_workers).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
+import re
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,12 +42,13 @@ from nosync.kernels.own_function import OwnFunction
 from nosync.lsm.errors import FlowError, ScanError
 from nosync.operators.canonical import is_hashed_alike
 from nosync.runtime.epoch_plan import EpochPlan, Reports
-from nosync.runtime.local_part import run_epoch
+from nosync.runtime.local_part import run_epoch, run_here
 from nosync.runtime.scan import SourceFiles, read_few, why_not_scanned
 from nosync.runtime.segment_task import SourceSize, edge_schema
+from nosync.runtime.shard_workers import workers_of_process
 from nosync.spark.expressions import quoted
 from nosync.spark.selecting import selected
-from nosync.spark.session import DRIVER_FUNCTIONS_ENABLED, DRIVER_MAX_BYTES, is_enabled
+from nosync.spark.session import DRIVER_CORES, DRIVER_FUNCTIONS_ENABLED, DRIVER_MAX_BYTES, is_enabled
 
 log = logging.getLogger("nosync")
 
@@ -54,6 +60,9 @@ _LEAST_ROWS, _TIMES_AS_MANY = 1_000, 4
 _FETCHED_AT_ONCE = 8
 _LEAST_ROW_BYTES, _TEXT_BYTES = 40, 16
 """For so many bytes a row counts at least: of 100,000 rows, however narrow, Spark's tasks are as quick (driver_epochs)."""
+_WORTH_S, _WORTH_EPOCHS = 0.02, 3
+"""A job gets workers after so many epochs that took so long: to start one takes half a second of another core."""
+_LOCAL_MASTER = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,.*)?\])?")
 
 
 class _BySpark(Exception):
@@ -66,6 +75,7 @@ class DriverEpochs:
     def __init__(self) -> None:
         self._before: SourceSize | None = None
         self._is_off = False
+        self._long_epochs = 0
 
     def note_size(self, size: SourceSize) -> None:
         """Notes how much an epoch had, whoever ran it."""
@@ -105,16 +115,31 @@ class DriverEpochs:
         log.debug("an epoch of flow %s is run by the driver: %d rows", flow.name, sum(map(len, tables.values())))
         return tables
 
-    def run(self, flow: BoundFlow, plan: EpochPlan, tables: Mapping[str, pa.Table]) -> dict[int, Reports] | None:
+    def run(
+        self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, tables: Mapping[str, pa.Table]
+    ) -> dict[int, Reports] | None:
         """Runs an epoch, and returns what `run_epochs` returns. None where Spark is to run it, and later ones, on the same
-        rows: there is something in them that Arrow does not compute, or not as Spark does. Raises what tasks raise.
+        rows: there is something in them that Arrow does not compute, or not as Spark does. Raises what tasks raise, and
+        FlowError where the session's setting of cores is no number of them.
         """
+        started = time.perf_counter()
         try:
-            return {plan.t: run_epoch(flow, plan, tables)}
+            with workers_of_process(self._workers(spark, flow, plan)) as workers:
+                found = run_epoch(flow, plan, tables, run_here if workers is None else workers.run)
         except ScanError as error:
             log.info("epoch %d: %s; Spark computes it, and the job's later epochs", plan.t, error)
             self._is_off = True
             return None
+        self._long_epochs += time.perf_counter() - started >= _WORTH_S
+        return {plan.t: found}
+
+    def _workers(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan) -> int:
+        """Returns how many processes are to run shards beside this one."""
+        if plan.shards == 1 or self._long_epochs < _WORTH_EPOCHS:
+            return 0
+        if any(_has_function_of_user(stage) for stage in flow.stages.values()):
+            return 0  # which are to run in this process
+        return min(plan.shards, _cores(spark)) - 1
 
 
 def _check_kind(spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan]) -> None:
@@ -266,6 +291,23 @@ def _most_bytes(spark: SparkSession) -> int:
     if not most_bytes:
         raise _BySpark(f"{DRIVER_MAX_BYTES} is 0")
     return most_bytes
+
+
+def _cores(spark: SparkSession) -> int:
+    """Returns how many cores the driver may use: what the session says, or what Spark gives it.
+
+    Raises FlowError where the session's setting is no number of cores.
+    """
+    there = len(os.sched_getaffinity(0))
+    local = _LOCAL_MASTER.fullmatch(spark.sparkContext.master or "")
+    of_spark = spark.conf.get("spark.driver.cores", "1") if local is None else local[1] or "1"
+    value = str(spark.conf.get(DRIVER_CORES, str(there) if of_spark == "*" else of_spark))
+    if not value.isdecimal() or int(value) < 1:
+        raise FlowError(
+            f"{DRIVER_CORES} is {value!r}, expected a number of cores such as '4', or '1' to have one process run all "
+            "shards: set or unset it with spark.conf"
+        )
+    return min(int(value), there)
 
 
 @functools.cache  # it is asked for in each epoch

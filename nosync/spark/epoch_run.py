@@ -74,7 +74,7 @@ def run_epochs(
             with settings_for_epochs(spark, settings):
                 tables = driver.few_rows(spark, flow, planned, files)
                 if tables is not None:
-                    found = driver.run(declared, plans[0], tables)
+                    found = driver.run(spark, declared, plans[0], tables)
                     if found is not None:
                         return found
                     # Not asked for again: they might be others then, and some are recorded.

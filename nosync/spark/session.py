@@ -36,6 +36,8 @@ DRIVER_MAX_BYTES = "spark.nosync.driver.maxBytes"
 """
 DRIVER_FUNCTIONS_ENABLED = "spark.nosync.driver.functions.enabled"
 """Setting of a session: whether such epochs may have functions of users, which then run in the driver's process."""
+DRIVER_CORES = "spark.nosync.driver.cores"
+"""Setting of a session: how many shards of such epochs run side by side, each in a process of its own but for the first."""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",

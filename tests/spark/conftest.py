@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from nosync.testing.daemon_cluster import eventually
 
 
 @pytest.fixture
@@ -48,9 +52,36 @@ def in_driver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     run = epoch.run_epoch
 
-    def spied(flow: Any, plan: Any, inputs: Any) -> Any:
+    def spied(flow: Any, plan: Any, *rest: Any) -> Any:
         found.append(plan.t)
-        return run(flow, plan, inputs)
+        return run(flow, plan, *rest)
 
     monkeypatch.setattr(epoch, "run_epoch", spied)
     return found
+
+
+@pytest.fixture
+def workers_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The epochs of tasks that worker processes are asked for. They start with the first epoch, which waits for them."""
+    from nosync.runtime import shard_workers
+    from nosync.spark import driver_epochs
+
+    found: list[int] = []
+    lend, ask = shard_workers.workers_of_process, shard_workers._Worker.ask
+
+    @contextmanager
+    def ready(count: int) -> Iterator[Any]:
+        with lend(count) as workers:
+            eventually("they are ready", lambda: all(worker.is_ready() for worker in workers._workers))
+            yield workers
+
+    def spied(worker: Any, task: Any, *rest: Any) -> bool:
+        found.append(task.t)
+        return ask(worker, task, *rest)
+
+    monkeypatch.setattr(driver_epochs, "_WORTH_EPOCHS", 0)
+    monkeypatch.setattr(driver_epochs, "workers_of_process", ready)
+    monkeypatch.setattr(shard_workers._Worker, "ask", spied)
+    yield found
+    with lend(0):
+        pass  # which ends those that the test has left

@@ -125,6 +125,24 @@ def test_layers_are_the_same_as_by_spark(
     assert len(found[0]) >= SHARDS * 3
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("make", FLOWS)
+def test_layers_are_the_same_by_worker_processes(
+    make: Callable[[nosync.Dataflow], None], spark: SparkSession, open_store: OpenStore, workers_asked: list[int]
+) -> None:
+    """The second store's epochs are run by workers, too, but for the first."""
+    found = []
+    for cores in ("1", "2"):
+        store = open_store(cores)
+        job = job_of(make, spark, store)
+        for t in range(3):
+            with driver_runs(spark, cores="1" if t == 0 else cores):
+                advance(job, spark, t)
+        found.append(digests(store))
+    assert set(workers_asked) == {1, 2}
+    assert found[0] == found[1]
+
+
 @pytest.mark.long
 def test_windows_of_a_query_are_run_by_the_driver(
     spark: SparkSession, open_store: OpenStore, in_driver: list[int]
@@ -342,11 +360,11 @@ def test_rows_that_spark_cannot_make_are_told_as_elsewhere(spark: SparkSession, 
 def test_what_an_epoch_that_died_in_the_driver_left_is_used(
     spark: SparkSession, open_store: OpenStore, in_driver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nosync.runtime import local_part
+    from nosync.runtime import shard_task
 
     clean, store = open_store("clean"), open_store("died")
     advance(job_of(placed_by_a_text, spark, clean), spark, 0)
-    job, run, calls = job_of(placed_by_a_text, spark, store), local_part.run_shard, []
+    job, run, calls = job_of(placed_by_a_text, spark, store), shard_task.run_shard, []
 
     def dies(task: Any, shard: int, batches: Any) -> Any:
         calls.append(shard)
@@ -356,7 +374,7 @@ def test_what_an_epoch_that_died_in_the_driver_left_is_used(
 
     with driver_runs(spark):
         with monkeypatch.context() as patched:
-            patched.setattr(local_part, "run_shard", dies)
+            patched.setattr(shard_task, "run_shard", dies)
             with pytest.raises(KeyboardInterrupt):
                 advance(job, spark, 0)
         assert 0 < len(digests(store)) < len(digests(clean))

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -134,6 +135,70 @@ def test_functions_that_come_with_views_are_run_by_the_driver(
         flow.sql(f"v{i}", query, spark=spark)
     bound = nosync.Job(flow, open_store(), spark=spark, shards=2).flow.fused
     assert DriverEpochs().may_run(spark, bound, [PLAN]), caplog.text
+
+
+def test_workers_run_shards_where_epochs_take_a_while(
+    spark: SparkSession,
+    open_store: OpenStore,
+    workers_asked: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not the functions of users, which see the driver's process, or a single shard."""
+    from nosync.spark import driver_epochs
+
+    monkeypatch.setattr(driver_epochs, "_WORTH_EPOCHS", 2)
+    job = job_of(by_id, spark, open_store())
+    for took, epochs in ((1000.0, range(3)), (0.0, range(3, 7))):
+        monkeypatch.setattr(driver_epochs, "_WORTH_S", took)
+        for t in epochs:
+            with driver_runs(spark, cores="4"):
+                job.advance(t, {"rows": spark.createDataFrame(rows_of(t, 20))})
+    assert set(workers_asked) == {5, 6}
+    workers_asked.clear()
+    monkeypatch.setattr(driver_epochs, "_WORTH_EPOCHS", 0)
+    for i, (make, shards, cores) in enumerate(((by_nothing, 2, "4"), (by_id, 1, "4"), (by_id, 2, "1"))):
+        flow = nosync.Dataflow("f")
+        make(flow)
+        job = nosync.Job(flow, open_store(str(i)), spark=spark, shards=shards)
+        with driver_runs(spark, functions=True, cores=cores):
+            job.advance(0, {"rows": spark.createDataFrame(rows_of(0, 20))})
+    assert workers_asked == []
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "cores"),
+    [
+        ("local[2]", {}, 2),
+        ("local[*]", {}, 8),
+        ("local[64, 2]", {}, 8),
+        ("local", {}, 1),
+        ("local[4]", {"spark.nosync.driver.cores": "3"}, 3),
+        ("yarn", {}, 1),
+        ("k8s://https://host:443", {"spark.driver.cores": "4"}, 4),
+        ("spark://host:7077", {"spark.driver.cores": "4", "spark.nosync.driver.cores": "1"}, 1),
+    ],
+)
+def test_the_driver_has_as_many_cores_as_spark_gives_it(
+    master: str, settings: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nosync.spark import driver_epochs
+
+    monkeypatch.setattr(driver_epochs.os, "sched_getaffinity", lambda _: set(range(8)))
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master), conf=settings)
+    assert driver_epochs._cores(session) == cores
+
+
+def test_a_setting_that_is_no_number_of_cores_is_an_error_that_names_it(
+    spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nosync.spark import driver_epochs
+
+    monkeypatch.setattr(driver_epochs, "_WORTH_EPOCHS", 0)
+    job = job_of(by_id, spark, open_store())
+    for value in ("0", "two", "-1", "1.5"):
+        with driver_runs(spark, cores=value), pytest.raises(nosync.FlowError, match="expected a number of cores"):
+            job.advance(0, {"rows": spark.createDataFrame(rows_of(0, 20))})
+    job.advance(0, {"rows": spark.createDataFrame(rows_of(0, 20))})
 
 
 def test_a_setting_that_is_no_size_is_an_error_that_names_it(spark: SparkSession, open_store: OpenStore) -> None:
