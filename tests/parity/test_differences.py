@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import nosync
-from tests.parity.both_ways import Case, by_nosync, by_spark, flow_of
+from tests.parity.both_ways import Case, by_nosync, by_spark, flow_of, plain
 from tests.parity.cases import CASES
 
 if TYPE_CHECKING:
@@ -78,6 +79,95 @@ def test_late_rows_are_recorded_and_not_dropped(tmp_path: Path) -> None:
     assert {row[-1] for row in here} == {5}
     with nosync.open(tmp_path / "nosync") as store:
         assert store.read("w__late").column("x").to_pylist() == [0]
+
+
+@pytest.mark.long("make parity")
+def test_a_row_behind_the_newest_watermark_counts_once_more(spark: SparkSession, tmp_path: Path) -> None:
+    """As in a query of Spark that takes what is there. One that waits for its rows runs a batch without any in between."""
+    case = BY_NAME["tumbling-append"]
+    # Behind the watermark of minute 55 that the second batch left, and not behind the one before.
+    batches = [{"events": rows((minute(n), "a", n))} for n in (20, 60, 41, 300)]
+    here = by_nosync(case, batches, tmp_path / "nosync", 1)
+    assert here == by_spark(spark, case, batches, tmp_path / "spark")
+    assert 41 in {row[-1] for row in here}
+    waiting = by_waiting_spark(spark, case, [batch["events"] for batch in batches], tmp_path / "waiting")
+    assert waiting == Counter({row: n for row, n in here.items() if row[-1] != 41})
+
+
+@pytest.mark.long("make parity")
+def test_final_rows_come_an_epoch_later(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark runs a batch without rows once the watermark has moved."""
+    case = BY_NAME["tumbling-append"]
+    batches = [rows((minute(n), "a", n)) for n in (20, 60)]
+    there = by_waiting_spark(spark, case, batches, tmp_path)
+    assert [row[-1] for row in there] == [20]
+    tester = nosync.testing.FlowTester(case.flow())
+    for batch in batches:
+        tester.advance({"events": batch})
+    assert tester.read("out").num_rows == 0
+    tester.advance()
+    assert tester.read("out").select(case.columns).to_pydict()[case.columns[-1]] == [20]
+
+
+@pytest.mark.long("make parity")
+def test_a_window_behind_a_window_closes_later(spark: SparkSession, tmp_path: Path) -> None:
+    """Its watermark comes from the rows that it is given, which are those of closed windows."""
+    case = BY_NAME["window-of-windows-append"]
+    batches = [{"events": rows((minute(n), "a", n))} for n in (0, 60)]
+    assert sum(by_spark(spark, case, batches, tmp_path / "spark").values()) == 1
+    tester = nosync.testing.FlowTester(case.flow())
+    for batch in (*batches, {}, {}, {}):
+        tester.advance(batch)
+    assert tester.read("small").num_rows == 1
+    assert tester.read("large").num_rows == 0
+    tester.advance({"events": rows((minute(120), "a", 1))})
+    for _ in range(3):
+        tester.advance()
+    assert tester.read("large").num_rows == 1
+
+
+@pytest.mark.long("make parity")
+def test_a_row_that_having_leaves_out_later_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """A sink of Spark's mode update keeps it."""
+
+    def query(streams: dict[str, DataFrame]) -> DataFrame:
+        return streams["events"].groupBy("k").count().where("count < 2")
+
+    case = Case("having", "update", query, flow_of(lambda e: e), ("k", "count"), lambda _: [], key=["k"])  # type: ignore[arg-type]
+    batches = [{"events": rows((minute(n), k, n))} for n, k in enumerate(("a", "b", "a"))]
+    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter({("a", 1): 1, ("b", 1): 1})
+    flow = nosync.Dataflow("f")
+    flow.source("events", "at timestamp, k string, x bigint")
+    flow.sql("out", "SELECT k, count(*) AS n FROM events GROUP BY k HAVING count(*) < 2", spark=spark)
+    tester = nosync.testing.FlowTester(flow)
+    for batch in batches:
+        tester.advance(batch)
+    assert tester.read("out").to_pylist() == [{"k": "b", "n": 1}]
+    assert [(row["k"], row["_change_type"]) for row in tester.changes("out").to_pylist()] == [("a", "delete")]
+
+
+def by_waiting_spark(spark: SparkSession, case: Case, batches: list[pa.Table], root: Path) -> Counter[tuple[Any, ...]]:
+    """Returns the rows of a query that waits for each batch, and is through with it before the next one comes."""
+    there = root / "events"
+    there.mkdir(parents=True)
+    found: Counter[tuple[Any, ...]] = Counter()
+
+    def keep(rows: DataFrame, _: int) -> None:
+        found.update(tuple(map(plain, row)) for row in rows.collect())
+
+    pq.write_table(batches[0], root / "0.parquet")
+    schema = spark.read.parquet(str(root / "0.parquet")).schema
+    query = case.query({"events": spark.readStream.schema(schema).parquet(str(there))}).select(*case.columns)
+    writer = query.writeStream.outputMode(case.mode).foreachBatch(keep)
+    running = writer.option("checkpointLocation", str(root / "checkpoint")).start()
+    try:
+        for i, batch in enumerate(batches):
+            pq.write_table(batch, root / f"{i}.parquet")
+            (root / f"{i}.parquet").rename(there / f"{i}.parquet")
+            running.processAllAvailable()
+    finally:
+        running.stop()
+    return found
 
 
 @pytest.mark.long("make parity")
