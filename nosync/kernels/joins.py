@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.kernels.join_types import SEMI, JoinSpec
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, TOMBSTONE_COLUMN, Bools, Indices, as_array
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Bools, Indices, as_array, as_batch, plain, take_batch
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.columnar.ordering import match_keys, order_by_key
-from nosync.lsm.layers.writer import LayerRows, arrange
+from nosync.lsm.layers.writer import LayerRows, arrange, arrange_with_order
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE, Lookup
 from nosync.lsm.trace.trace import Trace
@@ -155,13 +155,9 @@ def keyed_changes(
     """
     both = [hash32([as_array(part.column(name)) for name in on]) for part in (new, gone)]
     deletes, hashes = gone.select(list(key)), np.concatenate(both)
-    layer = arrange(new, key, whose=whose, deletes=deletes, hashes=hashes, expired=expired)
-    n = len(layer.batch)
-    dead = np.zeros(n, dtype=np.bool_)
-    if TOMBSTONE_COLUMN in layer.batch.schema.names:
-        dead = layer.batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
-    ordered = arrange(gone, key, whose=whose, hashes=both[1]).batch.select(gone.column_names)
-    return KeyedChanges(layer, Lookup(dead, ordered))
+    layer, order = arrange_with_order(new, key, whose=whose, deletes=deletes, hashes=hashes, expired=expired)
+    dead = order >= new.num_rows
+    return KeyedChanges(layer, Lookup(dead, take_batch(as_batch(plain(gone)), order[dead] - new.num_rows)))
 
 
 def _groups(rows: pa.Table, on: tuple[str, ...], hashes: U32, content: Indices) -> tuple[Indices, Indices]:

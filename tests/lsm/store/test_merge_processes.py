@@ -96,11 +96,9 @@ def test_a_merge_process_ends_with_its_store(in_process: nosync.Store) -> None:
 
 
 def test_a_merge_process_is_told_of_the_processor(in_process: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nosync.lsm.compaction import worker as merge_process
+    from nosync.lsm.platform import child
 
-    monkeypatch.setattr(
-        merge_process, "numpy_environment", lambda: {"PYTHONHOME": "/nowhere"}
-    )  # where Python cannot start
+    monkeypatch.setattr(child, "numpy_environment", lambda: {"PYTHONHOME": "/nowhere"})  # where Python cannot start
     with pytest.raises(nosync.StorageError, match="the process that merged .* died"):
         in_process.compact()
 
