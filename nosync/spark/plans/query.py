@@ -42,7 +42,8 @@ _RAISED = "USER_RAISED_EXCEPTION"
 _RULES = (
     "ReplaceIntersectWithSemiJoin", "ReplaceExceptWithAntiJoin", "ReplaceDistinctWithAggregate", "RewriteExceptAll",
     "RewriteIntersectAll", "BooleanSimplification", "EliminateOuterJoin", "PushDownPredicates", "ReorderJoin",
-    "PushDownPredicates", "ColumnPruning", "CollapseProject", "PushDownPredicates", "ColumnPruning",
+    "PushDownPredicates", "PushLeftSemiLeftAntiThroughJoin", "ColumnPruning", "CollapseProject", "PushDownPredicates",
+    "ColumnPruning",
 )  # fmt: skip
 """Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order. Those of subqueries come before."""
 _OF_WATERMARKS = (
