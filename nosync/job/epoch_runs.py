@@ -83,7 +83,7 @@ class EpochRuns:
         self._position.check_open()
         self._check_next(t)
         checked = self._check_inputs(inputs)
-        _check_have_rows(checked)
+        _check_have_rows(inputs)
         newest = self._versions.flow
         flow = newest if self._position.manifest(t) is None else self._versions.at(t)
         self._kept.keep(t, lambda: checked)

@@ -19,6 +19,7 @@ from nosync.spark.driver_epochs import DriverEpochs
 from nosync.spark.epoch_job import EpochJob, Work
 from nosync.spark.errors import task_errors
 from nosync.spark.file_shuffle import Exchanges
+from nosync.spark.given_rows import GivenRows
 from nosync.spark.parquet_inputs import files_to_scan
 from nosync.spark.session import (
     EXCHANGE_ENABLED,
@@ -62,15 +63,17 @@ def run_epochs(
     """
     declared, flow = flow, flow.at_epoch(plans[0].t)
     # Under foreachBatch the rows belong to a session of the query's own.
-    spark = next((frame.sparkSession for frame in inputs.values()), spark)
+    given = inputs.as_given if isinstance(inputs, GivenRows) else inputs
+    spark = next((frame.sparkSession for frame in given.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     with task_errors(_computed(flow, plans)), turn_of(spark):
         may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
         exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
-        planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
         files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
-        if driver is not None and driver.may_run(spark, flow, plans):
+        may_run_here = driver is not None and driver.may_run(spark, flow, plans)
+        planned = {} if files and may_run_here else _planned(inputs)
+        if driver is not None and may_run_here:
             with settings_for_epochs(spark, settings):
                 tables = driver.few_rows(spark, flow, planned, files)
                 if tables is not None:
@@ -80,6 +83,7 @@ def run_epochs(
                     # Not asked for again: they might be others then, and some are recorded.
                     inputs = planned = {name: _frame(spark, table) for name, table in tables.items()}
                     files = {}
+        planned = planned or _planned(inputs)
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
         by_files = exchanges if exchanges is not None and not files and exchanges.is_next_by_files(spark) else None
         work = Work(spark, flow, plans, planned, over, files, by_files)
@@ -93,6 +97,10 @@ def run_epochs(
 
         with settings_for_epochs(spark, {**over.settings, **settings}):
             return run_parts(flow, plans, run_part)
+
+
+def _planned(inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    return {name: in_own_zone(frame) for name, frame in inputs.items()}
 
 
 def _computed(flow: BoundFlow, plans: Sequence[EpochPlan]) -> str:

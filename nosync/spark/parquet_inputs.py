@@ -23,6 +23,7 @@ from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.trace.change_feed import INSERT
 from nosync.runtime.scan import ParquetFile, SourceFiles, why_not_scanned
+from nosync.spark.given_rows import GivenRows
 
 log = logging.getLogger("nosync")
 
@@ -72,10 +73,9 @@ def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]
     found: dict[str, SourceFiles] = {}
     size_bytes = 0
     for source in flow.sources:
-        frame = inputs.get(source.name)
-        if frame is None:
+        if source.name not in inputs:
             raise _ByJvm(f"source {source.name} is not given")
-        relation, change_type = _relation_of(frame, source)
+        frame, relation, change_type = _relation_of(inputs, source)
         named = (change_type if name == GIVEN_CHANGE_TYPE and source.table else name for name in source.schema.names)
         found[source.name] = files = SourceFiles(tuple(_files_of(frame, relation)), tuple(named))
         has_times = any(map(pa.types.is_temporal, source.schema.types))
@@ -88,24 +88,36 @@ def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]
     return found
 
 
-def _relation_of(frame: DataFrame, source: BoundStage) -> tuple[Any, str | None]:
-    """Returns the relation of Spark's whose columns the rows are; and which column has the change types, where the source is
-    a table's: None where all rows are insertions.
+def _relation_of(inputs: Mapping[str, DataFrame], source: BoundStage) -> tuple[DataFrame, Any, str | None]:
+    """Returns the rows of a source, the relation of Spark's whose columns they are; and which column has the change types,
+    where the source is a table's: None where all rows are insertions.
     """
+    if isinstance(inputs, GivenRows) and not inputs.is_as_given(source.name):
+        frame = inputs.as_given[source.name]
+        return frame, _relation_in(_plan_of(frame)), inputs.change_type_in(source.name)
+    frame = inputs[source.name]
+    plan, change_type = _plan_of(frame), GIVEN_CHANGE_TYPE
+    if source.table is None or not _is_projection(plan) or _selects(plan):
+        return frame, _relation_in(plan), change_type
+    renamed = plan.projectList().apply(frame.columns.index(GIVEN_CHANGE_TYPE))
+    if plan.outputSet().size() - 1 > plan.outputSet().intersect(plan.child().outputSet()).size():
+        raise _ByJvm("expressions change its rows")
+    return frame, _relation_in(plan.child()), _change_type_of(renamed)
+
+
+def _plan_of(frame: DataFrame) -> Any:
     # Not the analyzed plan: what Spark has cached is not read again.
-    plan: Any = frame._jdf.queryExecution().withCachedData()
-    change_type: str | None = GIVEN_CHANGE_TYPE
-    if source.table is not None and _is_projection(plan) and not _selects(plan):
-        change_type = _change_type_of(plan.projectList().apply(frame.columns.index(GIVEN_CHANGE_TYPE)))
-        if plan.outputSet().size() - 1 > plan.outputSet().intersect(plan.child().outputSet()).size():
-            raise _ByJvm("expressions change its rows")
-        plan = plan.child()
+    return frame._jdf.queryExecution().withCachedData()
+
+
+def _relation_in(plan: Any) -> Any:
+    """Returns the relation of a plan that does nothing but to leave columns of it out."""
     while _is_projection(plan) and _selects(plan):
         plan = plan.child()
     text: str = plan.toString()
     if not _FILES_ALONE.fullmatch(text):
         raise _ByJvm(f"it is not just Parquet files: {text.strip().splitlines()[0]}")
-    return plan.relation(), change_type
+    return plan.relation()
 
 
 def _is_projection(plan: Any) -> bool:

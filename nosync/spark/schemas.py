@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import (
     ArrayType,
@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DataType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimeType,
     VarcharType,
@@ -31,7 +32,7 @@ from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import FlowError, InvalidInputError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.trace.change_feed import INSERT
+from nosync.spark.given_rows import GivenRows
 from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema, declared_schema
 
@@ -174,7 +175,7 @@ def _twice_in(type_: DataType) -> str | None:
     return None
 
 
-def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
+def check_inputs(flow: BoundFlow, inputs: Any) -> GivenRows:
     """Returns the DataFrame of each source. Raises InvalidInputError or SchemaError where they are not what is
     declared.
     """
@@ -186,20 +187,24 @@ def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
             f"{{{', '.join(f'{stage.table or name!r}: ...' for name, stage in sources.items())}}}"
         )
     given: dict[str, Any] = {}
+    in_words_of_users: set[str] = set()
     for name, frame in inputs.items():
         source = tables.get(name, name)
         if source not in sources or source in given:
             known = [stage.table or name for name, stage in sources.items()]
             what = "is given twice" if source in given else f"is not a source of {flow.name}"
             raise InvalidInputError(f"{name!r} {what}; sources: {', '.join(known)}{did_you_mean(name, known)}")
-        given[source] = _with_change_type(frame) if name in tables else frame
+        given[source] = frame
+        in_words_of_users |= {source} if name in tables else set()
     for name, stage in sources.items():
         if name not in given:
             shown = stage.table or name
             raise InvalidInputError(
                 f"source {shown} has no input: pass {{{shown!r}: dataframe}} (an empty one for no rows)"
             )
-    return {name: check_input(sources[name], frame) for name, frame in given.items()}
+    for name, frame in given.items():
+        _check_input(sources[name], frame, is_table=name in in_words_of_users)
+    return GivenRows(given, in_words_of_users)
 
 
 def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
@@ -216,26 +221,34 @@ def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
     return found
 
 
-def _with_change_type(frame: Any) -> Any:
-    """Returns rows of a table as the source of its changes has them."""
-    if not hasattr(frame, "withColumnRenamed"):
-        return frame  # which is told as for all sources
-    if CHANGE_TYPE_COLUMN in frame.columns:
-        if GIVEN_CHANGE_TYPE in frame.columns:
-            frame = frame.drop(GIVEN_CHANGE_TYPE)
-        return frame.withColumnRenamed(CHANGE_TYPE_COLUMN, GIVEN_CHANGE_TYPE)
-    return frame.withColumn(GIVEN_CHANGE_TYPE, functions.lit(INSERT))
+def _schema_of(frame: Any, *, is_table: bool) -> StructType:
+    """Returns the columns of rows that are given, of a table's changes as its source has them."""
+    schema: StructType = frame.schema
+    if not is_table:
+        return schema
+    renamed = {CHANGE_TYPE_COLUMN: GIVEN_CHANGE_TYPE}
+    kept = [
+        StructField(renamed.get(field.name, field.name), field.dataType)
+        for field in schema
+        if field.name != GIVEN_CHANGE_TYPE
+    ]
+    if CHANGE_TYPE_COLUMN not in schema.names:
+        kept.append(StructField(GIVEN_CHANGE_TYPE, StringType()))
+    return StructType(kept)
 
 
-def check_input(stage: BoundStage, frame: Any) -> DataFrame:
-    """Returns the DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
+def _check_input(stage: BoundStage, frame: Any, *, is_table: bool) -> None:
+    """Raises SchemaError, naming what differs, unless a DataFrame has the source's columns with its types. `is_table`: its
+    rows are changes of a table as users say them.
+    """
     if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
         raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
     if is_of_connect(frame):
         raise SchemaError(
             f"source {stage.name}: the DataFrame is one of Spark Connect, expected one of the session that the job was made with"
         )
-    mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
+    given = _schema_of(frame, is_table=is_table)
+    mine = [f for f in given if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
     for column in mine:
         _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
     check_fields(StructType(mine), f"source {stage.name}")
@@ -244,13 +257,11 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
         index = found.get_field_index(expected.name)
         if index < 0:
             raise SchemaError(
-                f"source {stage.name}: column {expected.name!r} is missing{_in_other_case(expected.name, frame.columns)}; "
+                f"source {stage.name}: column {expected.name!r} is missing{_in_other_case(expected.name, given.names)}; "
                 f"expected {describe(stage.schema)}, "
-                f"found {', '.join(frame.columns)}"
+                f"found {', '.join(given.names)}"
             )
         if nullable(found.field(index).type) != nullable(expected.type):
             raise SchemaError(
                 f"source {stage.name}: column {expected.name!r} is {found.field(index).type}, expected {expected.type}: cast it"
             )
-    checked: DataFrame = frame
-    return checked
