@@ -135,6 +135,24 @@ CLAUSES: dict[str, str] = {
                 GROUP BY p.city""",
     # --- subqueries
     "in": "SELECT * FROM orders WHERE person IN (SELECT pid FROM people WHERE score > 3)",
+    "in over a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                         WHERE o.item IN (SELECT page FROM clicks)""",
+    "in over the right of a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                                      WHERE p.city IN (SELECT page FROM clicks WHERE who > 1)""",
+    "in of both sides of a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                                     WHERE (o.item, p.city) IN (SELECT page, page FROM clicks)""",
+    "not in over a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                             WHERE o.item NOT IN (SELECT page FROM clicks WHERE page IS NOT NULL)""",
+    "not in nulls over a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                                   WHERE p.city NOT IN (SELECT page FROM clicks)""",
+    "exists over a join": """SELECT o.id FROM orders o JOIN people p ON o.person = p.pid JOIN clicks c ON c.who = p.pid
+                             WHERE EXISTS (SELECT 1 FROM orders WHERE item = p.city AND price > c.who)""",
+    "not exists over a join": """SELECT o.id, p.city FROM orders o JOIN people p ON o.person = p.pid
+                                 WHERE NOT EXISTS (SELECT 1 FROM clicks WHERE page = o.item AND who > o.price)""",
+    "in over an outer join": """SELECT o.id, p.city FROM orders o LEFT JOIN people p ON o.person = p.pid
+                                WHERE o.item IN (SELECT page FROM clicks)""",
+    "in over the other of an outer join": """SELECT o.id, p.city FROM orders o LEFT JOIN people p ON o.person = p.pid
+                                             WHERE p.city NOT IN (SELECT page FROM clicks WHERE page IS NOT NULL)""",
     "exists": "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person)",
     "exists beyond": "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM people WHERE pid = person AND score > price)",
     "not exists": "SELECT id FROM orders WHERE NOT EXISTS (SELECT 1 FROM people WHERE pid = person)",

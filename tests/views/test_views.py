@@ -13,6 +13,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.flow.arguments import JoinArguments, arguments_of
 from tests.conftest import OpenStore
 from tests.helpers.driver import driver_runs
 from tests.views.both_ways import Inputs, flow_over_inputs, frames
@@ -54,6 +55,16 @@ def test_a_view_is_one_aggregate_where_the_query_is(spark: SparkSession) -> None
     assert flow["totals"].kind == "aggregate"
     assert [*flow["totals"].aggregates] == ["total", "n"]
     assert [name for name, _ in flow.views["totals"].columns] == ["item", "total", "n"]
+
+
+def test_what_a_subquery_says_of_one_side_is_asked_before_a_join(spark: SparkSession) -> None:
+    """So the join has less to keep."""
+    flow = flow_over_inputs()
+    query = """SELECT id, city FROM orders JOIN people ON person = pid
+               WHERE item IN (SELECT page FROM clicks) AND NOT EXISTS (SELECT 1 FROM clicks WHERE who = pid)"""
+    flow.sql("v", query, spark=spark)
+    joins = [arguments_of(stage, JoinArguments).how for stage in flow.stages if stage.kind == "join"]
+    assert joins == ["left_semi", "left_anti", "inner"]
 
 
 def test_parts_that_are_the_same_are_one_stage(spark: SparkSession) -> None:

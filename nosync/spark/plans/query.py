@@ -42,10 +42,11 @@ _RAISED = "USER_RAISED_EXCEPTION"
 _RULES = (
     "ReplaceIntersectWithSemiJoin", "ReplaceExceptWithAntiJoin", "ReplaceDistinctWithAggregate", "RewriteExceptAll",
     "RewriteIntersectAll", "BooleanSimplification", "EliminateOuterJoin", "PushDownPredicates", "ReorderJoin",
-    "PushDownPredicates", "PushLeftSemiLeftAntiThroughJoin", "ColumnPruning", "CollapseProject", "PushDownPredicates",
-    "ColumnPruning",
+    "PushDownPredicates",
 )  # fmt: skip
 """Rules of Spark's optimizer that say the same with fewer kinds of nodes, in order. Those of subqueries come before."""
+_OF_COLUMNS = ("ColumnPruning", "CollapseProject", "PushDownPredicates", "ColumnPruning")
+"""Rules that come after them, and leave columns out."""
 _OF_WATERMARKS = (
     "InferFiltersFromGenerate", "InferFiltersFromConstraints", "PushDownPredicates", "ColumnPruning", "CollapseProject",
 )  # fmt: skip
@@ -153,7 +154,8 @@ class Planner:
             plan = self._rules.apply(plan, "PullOutGroupingExpressions")
         plan = self._without_views_of_views(self._rules.without_subqueries(plan))[0]
         # A watermark goes by the rows that the filters below it leave, so these are to be where Spark has them.
-        return self._rules.apply(plan, *_RULES, *(_OF_WATERMARKS if has_watermark(plan) else ()))
+        plan = self._rules.with_semi_joins_first(self._rules.apply(plan, *_RULES))
+        return self._rules.apply(plan, *_OF_COLUMNS, *(_OF_WATERMARKS if has_watermark(plan) else ()))
 
     def _check_laterals(self, plan: Node) -> None:
         """Raises Refused where Spark leaves out rows that a LEFT JOIN LATERAL keeps: those whose list is empty."""

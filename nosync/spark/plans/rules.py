@@ -25,6 +25,7 @@ _CONDITIONS = (
     "PushFoldableIntoBranches", "SimplifyBinaryComparison", "ReplaceNullWithFalseInPredicate", "PushDownPredicates",
 )  # fmt: skip
 """Rules that bring NOT to what it is said of, and conditions of joins to the side that they are of."""
+_SEMI_JOINS = ("RemoveNoopOperators", "PushLeftSemiLeftAntiThroughJoin")
 _COMPARISONS = (
     "EqualTo",
     "EqualNullSafe",
@@ -65,6 +66,17 @@ class Rules:
             if self._has_hidden_in(plan):  # others keep the plan, and so the stages, that they have in stores
                 plan = self._with_plain_conditions(self._within(plan, _PULL_UP))
             plan = self.apply(plan, *SUBQUERIES)
+        return plan
+
+    def with_semi_joins_first(self, plan: Node) -> Node:
+        """Returns a plan whose joins are of the rows that subqueries let through, where these ask for those of one side."""
+        if not contains(self._session, plan, "LEFT_SEMI_OR_ANTI_JOIN"):
+            return plan
+        for _ in range(_MOST_PASSES):  # each brings one through one join
+            before = plan
+            plan = self.apply(plan, *_SEMI_JOINS)
+            if plan.fastEquals(before):
+                break
         return plan
 
     def _has_hidden_in(self, plan: Node) -> bool:
