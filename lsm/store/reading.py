@@ -116,12 +116,16 @@ class StoreReader:
                 raise SchemaError(
                     f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}"
                 ) from error
-        hashes = self.directory.hasher(wanted)
-        positions, batches = [], []
-        for trace in traces:
-            answer = trace.lookup(wanted, hashes, last_of(as_of))
-            positions.append(pa.array(answer.found.nonzero()[0]))
-            batches.append(pa.Table.from_batches([answer.data]))
+        hasher, at = self.directory.hasher, last_of(as_of)
+        answers = [trace.lookup(wanted, hasher(wanted), at) for trace in traces]
+        if not np.logical_or.reduce([answer.found for answer in answers]).all():
+            others = [trace.hashes_of(wanted, hasher) for trace in traces]
+            answers = [
+                answer if hashes is None else trace.lookup(wanted, hashes, at)
+                for answer, trace, hashes in zip(answers, traces, others, strict=True)
+            ]
+        positions = [pa.array(answer.found.nonzero()[0]) for answer in answers]
+        batches = [pa.Table.from_batches([answer.data]) for answer in answers]
         if len(batches) == 1:
             return _select(batches[0], columns, stage)
         table = pa.concat_tables(batches, promote_options="default")

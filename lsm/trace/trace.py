@@ -30,7 +30,7 @@ from nosync.lsm.columnar.columns import (
     take,
     take_batch,
 )
-from nosync.lsm.columnar.hashing import U32, first_hash_of_group
+from nosync.lsm.columnar.hashing import U32, Hasher, first_hash_of_group
 from nosync.lsm.columnar.ordering import order_by_key, sort_hashes
 from nosync.lsm.errors import CompactedError, HoleError
 from nosync.lsm.layers.merging import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
@@ -46,6 +46,7 @@ from nosync.lsm.trace.change_feed import (
 )
 
 _MOST = (1 << 63) - 1
+_HASHED_ROWS = 100
 _STEPS = 32
 
 
@@ -197,6 +198,22 @@ class Trace:
                 if len(rows):
                     hits.append((block, rows, probes))
         return self._gather(hits, order, len(hashes))
+
+    def hashes_of(self, keys: Sequence[pa.Array], hasher: Hasher) -> U32 | None:
+        """Returns by which hashes rows of these keys are here. None: by those of all their columns.
+
+        Rows of sessions, and of joins, are hashed by the first columns of their keys. A store does not say so, but its rows
+        do.
+        """
+        for layer in self.layers:
+            for block in layer.blocks() if layer.info.rows else ():
+                rows = np.arange(min(block.rows, _HASHED_ROWS))
+                some = [take(key, rows) for key in block.keys]
+                for n in range(len(some), 0, -1):
+                    if np.array_equal(hasher(some[:n]), block.hashes[rows]):
+                        return None if n == len(some) else hasher(keys[:n])
+                return None
+        return None
 
     def _layers_until(self, as_of: Time) -> list[LayerReader]:
         """Returns the layers that may have rows as of a time, oldest first."""
