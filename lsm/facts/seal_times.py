@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -185,13 +186,26 @@ class SealTimes:
         files, which are durable. What they stand for is `replaced_times`, and stays for now.
         """
         listed = self._listed(timeline)
-        there = {named.first // size * size for named in listed.values() if not named.is_roll_up}
+        self._remove_empty(path for path, named in listed.items() if named.is_roll_up)
+        # One of several epochs, from when groups were larger, may reach beyond its group: it stays as it is.
+        whole = [n for n in listed.values() if not n.is_roll_up and n.first // size == n.last // size]
+        there = {named.first // size * size for named in whole}
         made = [base for base in sorted(there) if base + size - 1 <= until]
-        return [self._rolled_up(timeline, listed, Epoch(base), Epoch(base + size - 1)) for base in made]
+        found = [self._rolled_up(timeline, listed, Epoch(base), Epoch(base + size - 1)) for base in made]
+        return [path for path in found if path is not None]
+
+    def _remove_empty(self, roll_ups: Iterable[PurePosixPath]) -> None:
+        """Removes files that say nothing, which earlier versions could make: no other node takes them."""
+        for path in roll_ups:
+            with contextlib.suppress(CorruptionError):
+                if not self._times_in(path):
+                    self._env.unlink(self._root / path)
+                    self._read.pop(path, None)
 
     def _rolled_up(
         self, timeline: str, listed: Mapping[PurePosixPath, _Named], first: Epoch, last: Epoch
-    ) -> PurePosixPath:
+    ) -> PurePosixPath | None:
+        """Returns the file of a group. None: none of its files can be read."""
         found: dict[Epoch, SealTime] = {}
         for path in [path for path, named in listed.items() if first <= named.first and named.last <= last]:
             try:
@@ -201,6 +215,8 @@ class SealTimes:
                 continue
             for t, time in times.items():
                 found[t] = time if t not in found else found[t].combined(time)
+        if not found:
+            return None
         text = seal_json(_fields(timeline, found))
         token = blake3(text).hexdigest()[:_TOKEN_DIGITS]  # equal times are one file, whichever node puts them together
         path = _directory(timeline) / f"{first}-{last}-{token}{_SUFFIX}"

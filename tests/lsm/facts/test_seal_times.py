@@ -15,6 +15,7 @@ from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import seal_json
 from tests.helpers.clocks import NOON_US, Clock
 
 
@@ -113,6 +114,33 @@ def test_a_time_that_comes_late_is_replaced_on_every_node(tmp_path: Path) -> Non
     late = SealTimes(tmp_path, Clock(50)).record("main", 4)
     assert removed(tmp_path) == [str(late)]
     assert times.of_timeline("main")[Epoch(4)].sealed_us == 104
+
+
+def test_a_file_of_several_epochs_that_reaches_beyond_a_group_stays(tmp_path: Path) -> None:
+    """Groups are smaller than when it was written. It was rolled up to a file that said nothing, and that no node took."""
+    times = SealTimes(tmp_path, Clock(), group=100)
+    for t in range(6):
+        times.note("main", t)
+    (several,) = times.write()
+    before = times.of_timeline("main")
+    assert len(before) == 6
+    nothing = tmp_path / several.parent / "0-1-00112233aabbccdd.json"
+    nothing.write_bytes(seal_json({"line": "main", "epochs": []}))  # as earlier versions could leave it
+    times.record("main", 6)
+    times.record("main", 7)
+    (made,) = SealTimes(tmp_path, Clock(), group=2).roll_up("main", 2, 7)
+    check_contents(made, (tmp_path / made).read_bytes())
+    assert not nothing.exists()
+    singles = {str(path) for path in register_files(tmp_path, Env())} - {str(several), str(made)}
+    assert removed(tmp_path) == sorted(singles)
+    assert SealTimes(tmp_path, Env()).of_timeline("main").keys() == {*before, 6, 7}
+
+
+def test_files_of_which_none_can_be_read_are_not_replaced(tmp_path: Path) -> None:
+    times = recorded(tmp_path, 1, 2)
+    for path in (tmp_path / "times/main").iterdir():
+        path.write_text("{")
+    assert times.roll_up("main", 2, 1) == []
 
 
 def test_times_of_what_no_branch_needs_go(tmp_path: Path) -> None:
