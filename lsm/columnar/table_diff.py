@@ -11,6 +11,7 @@ from nosync.lsm.columnar.columns import as_batch, comparable, is_internal, plain
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import hash32
 from nosync.lsm.columnar.ordering import match_keys
+from nosync.lsm.columnar.types import cast_exactly
 from nosync.lsm.errors import SchemaError
 
 ONLY_A, ONLY_B, CHANGED = "only_a", "only_b", "changed"
@@ -124,7 +125,7 @@ def _as_common_numbers(tables: Sequence[pa.Table], name: str) -> list[pa.Table]:
         common = pa.unify_schemas(fields, promote_options="permissive").field(name).type
         if pa.types.is_decimal(common):  # of whole numbers Arrow forgets the digits after the point
             common = pa.decimal128(38, common.scale)
-        columns = [column.cast(common) for column in columns]
+        columns = [cast_exactly(column, common) for column in columns]
     except pa.ArrowException:  # such as whole numbers of more than 53 bits beside a double
         columns = [column.cast(pa.float64(), safe=False) for column in columns]
     return [

@@ -23,6 +23,7 @@ from nosync.lsm.columnar.columns import (
     plain,
 )
 from nosync.lsm.columnar.table_diff import compare, show_key, with_key_of
+from nosync.lsm.columnar.types import cast_exactly
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
@@ -107,7 +108,7 @@ class StoreReader:
         for name in key:
             column = keys.column(name).combine_chunks()
             try:
-                wanted.append(column.cast(schema.field(name).type))
+                wanted.append(cast_exactly(column, schema.field(name).type))
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"{whose}: key column {name!r} does not fit {schema.field(name).type}: {error}"

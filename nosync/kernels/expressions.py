@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import Indices, as_array
+from nosync.lsm.columnar.types import cast_exactly
 
 Value: TypeAlias = "pa.ChunkedArray | pa.Scalar"
 _MOST_SCALE = 38
@@ -81,7 +82,7 @@ def evaluated(expression: Expression, rows: pa.Table, known: dict[int, Value] | 
     value = known.get(id(expression))
     if value is None:
         value = FUNCTIONS[expression.function](*(evaluated(one, rows, known) for one in expression.arguments))
-        value = value if expression.type is None else value.cast(expression.type)
+        value = value if expression.type is None else cast_exactly(value, expression.type)
         known[id(expression)] = value
     return value
 

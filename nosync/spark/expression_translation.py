@@ -396,7 +396,7 @@ def _cast(of: Typed, to: str) -> Typed:
         return Expression("to", (expression,), type=_INTEGERS[to]), to
     if before in _TIMES and to == "date":  # in UTC, for constants and epochs have that zone
         return Expression("DateOfTime", (expression,)), to
-    # Arrow says where a value has no place in the type.
+    # The cast says where a value has no place in the type.
     if before in _INTEGERS and (to == "double" or _DECIMAL.fullmatch(to)):
         if to != "double" and expression.literal is None:  # Arrow wants a type with a place for every number
             wide = pa.decimal128(_DIGITS[before], 0)

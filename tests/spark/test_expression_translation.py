@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from decimal import Decimal
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from nosync.kernels.expressions import FUNCTIONS, Step, Value, applied
+from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import conf_set
 from tests.helpers.rows_by_two_ways import ROWS, WIDE, rows_of, wide_rows
 
@@ -204,6 +205,27 @@ def test_a_decimal_that_has_no_place_in_the_type_when_it_is_rounded_is_left_to_s
     assert found is not None
     with pytest.raises(pa.ArrowException):
         applied([found], pa.table({"a": pa.array([Decimal("-99999999.99")], pa.decimal128(10, 2))}))
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "cast"),
+    [
+        ("bigint", 7152510951449350136, "DECIMAL(38, 20)"),
+        ("int", 1108165996, "DECIMAL(38, 30)"),
+        ("decimal(20, 2)", Decimal("91263314849.52"), "DECIMAL(38, 30)"),
+        ("decimal(38, 0)", Decimal("45335900972276746336550"), "DECIMAL(38, 18)"),
+    ],
+)
+def test_a_decimal_that_has_no_place_with_more_digits_behind_the_point_is_left_to_spark(
+    type_: str, value: Any, cast: str, spark: SparkSession
+) -> None:
+    """Arrow's own cast wraps around 128 bits, and does not notice."""
+    found = step(spark.createDataFrame([], f"a {type_}").selectExpr(f"CAST(a AS {cast}) AS made"))
+    assert found is not None
+    schema = parse_ddl(f"a {type_}")
+    with pytest.raises(pa.ArrowException):
+        applied([found], pa.table({"a": [value]}, schema=schema))
+    assert applied([found], pa.table({"a": [None, 7]}, schema=schema))[0]["made"].to_pylist() == [None, Decimal(7)]
 
 
 @pytest.mark.parametrize("function", ["year", "month", "day"])
