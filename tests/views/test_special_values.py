@@ -24,7 +24,7 @@ NAN, INFINITY = float("nan"), float("inf")
 SCHEMA = "id bigint, g bigint, x double, f float"
 GROUPS = (
     [NAN], [-0.0], [INFINITY], [-INFINITY, 1.0], [-INFINITY, -INFINITY, 2.0], [NAN, NAN], [1.0, INFINITY], [NAN, 1.0],
-    [5.0, None], [-INFINITY, INFINITY], [-0.0, -0.0], [0.125, 0.75, 0.25], [None],
+    [5.0, None], [-1e30, *map(float, range(10))], [-INFINITY, INFINITY], [-0.0, -0.0], [0.125, 0.75, 0.25], [None],
 )  # fmt: skip
 QUERIES = {
     "distinct_rows": "SELECT CAST(x AS string) AS x, CAST(f AS string) AS f FROM (SELECT DISTINCT x, f FROM t)",
@@ -39,6 +39,8 @@ QUERIES = {
     "extremes": "SELECT g, CAST(min(x) AS string) AS least, CAST(max(x) AS string) AS most FROM t GROUP BY g",
     "percentiles": """SELECT g, CAST(percentile(x, 0.25) AS string) AS low, CAST(percentile(x / 10, 0.3) AS string) AS mid,
                       CAST(median(x) AS string) AS m FROM t GROUP BY g""",
+    "percentiles_from_above": """SELECT g, CAST(percentile_cont(0.25) WITHIN GROUP (ORDER BY x DESC) AS string) AS a,
+                                 CAST(percentile_cont(0.9) WITHIN GROUP (ORDER BY x DESC) AS string) AS b FROM t GROUP BY g""",
     "running": "SELECT id, CAST(sum(x) OVER (PARTITION BY g ORDER BY id) AS string) AS s FROM t",
     "ranks": "SELECT id, rank() OVER (ORDER BY x) AS r FROM t",
     "joined": "SELECT a.id, b.g FROM t a JOIN t b ON a.x = b.x",

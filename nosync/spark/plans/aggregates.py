@@ -32,7 +32,15 @@ from nosync.spark.plans.event_time import EventWindow
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import null_safe
 from nosync.spark.plans.relation import Coded, Expression, Relation, Stages, named
-from nosync.spark.plans.whole_groups import COLLECT_LIST, COLLECT_SET, PERCENTILE, VERSION, OfGroup, WholeGroups
+from nosync.spark.plans.whole_groups import (
+    COLLECT_LIST,
+    COLLECT_SET,
+    PERCENTILE,
+    PERCENTILE_FROM_ABOVE,
+    VERSION,
+    OfGroup,
+    WholeGroups,
+)
 
 _REFUSED: Mapping[str, str] = {
     "First": "which row is first is chance: say min_by(column, order)",
@@ -220,7 +228,8 @@ class Aggregates:
                 raise refused(call, "a percentile of intervals is not there: take that of their seconds")
             share = _share_of(call, function)
             column = part.takes(_as_double(argument))
-            name, how = named(PERCENTILE, part.over, column, str(share)), PERCENTILE
+            how = PERCENTILE_FROM_ABOVE if bool(function.reverse()) else PERCENTILE
+            name = named(how, part.over, column, str(share))
             text = quoted(name)
         else:
             # Versions of Spark before RESPECT NULLS have no such word.
@@ -466,14 +475,13 @@ def _as_double(value: Expression) -> Expression:
 
 
 def _share_of(call: Node, function: Node) -> float:
-    """Returns how much of the values is below a percentile."""
+    """Returns how much of the values comes before a percentile, in its order."""
     _, percentage, frequency, *_ = items(function.children())
     if kind_of(percentage.dataType()) == "ArrayType" or not percentage.foldable():
         raise refused(call, "percentile of one constant share is translated: call it once for each")
     if str(frequency.toString()) != "1":
         raise refused(call, "percentile with frequencies is not translated")
-    share = float(str(percentage.eval(None)))
-    return 1.0 - share if bool(function.reverse()) else share
+    return float(str(percentage.eval(None)))
 
 
 def _needs_distinct(call: Node) -> bool:

@@ -15,7 +15,8 @@ from nosync.lsm.columnar.columns import Indices, as_array
 from nosync.lsm.columnar.hashing import hash32
 
 VERSION = "nosync whole groups 2"
-COLLECT_LIST, COLLECT_SET, PERCENTILE = "collect_list", "collect_set", "percentile"
+COLLECT_LIST, COLLECT_SET = "collect_list", "collect_set"
+PERCENTILE, PERCENTILE_FROM_ABOVE = "percentile", "percentile_from_above"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class WholeGroups(OwnFunction):
             order = np.flatnonzero(there)
             order = order[np.lexsort((_in_order(values.take(pa.array(order))), number[order]))]
             counts = np.bincount(number[order], minlength=len(first))
-            make: Callable[[pa.Array, Indices, OfGroup], pa.Array] = _percentiles if one.how == PERCENTILE else _lists
+            make: Callable[[pa.Array, Indices, OfGroup], pa.Array] = (
+                _lists if one.how in (COLLECT_LIST, COLLECT_SET) else _percentiles
+            )
             groups = groups.append_column(one.name, make(values.take(pa.array(order)), counts, one))
         return groups.select([*self.key, *(one.name for one in self.made)])
 
@@ -102,8 +105,11 @@ def _percentiles(values: pa.Array, counts: Indices, one: OfGroup) -> pa.Array:
     low, high = np.floor(at).astype(np.int64), np.ceil(at).astype(np.int64)
     if not len(numbers):
         return pa.nulls(len(counts), pa.float64())
+    beyond = at - low
+    if one.how == PERCENTILE_FROM_ABOVE:  # the same, with values in their other order
+        low, high = (np.maximum(counts - 1, 0) - place for place in (low, high))
     last = len(numbers) - 1
     below, above = numbers[np.minimum(starts + low, last)], numbers[np.minimum(starts + high, last)]
     with np.errstate(invalid="ignore"):  # from -Infinity on it is NaN, as in Spark
-        between = np.where(below == above, below, below + (above - below) * (at - low))
+        between = np.where(below == above, below, below + (above - below) * beyond)
     return pa.array(between, pa.float64(), mask=counts == 0)
