@@ -5,9 +5,11 @@ Invariants
 - The closure of a batch never changes: later files do not enter it, and none of it is ever needed less.
 
 Steps, for batch `t`:
-1. `metadata`, `commits/t`, `offsets/t`, and the offsets of the batch before, which Spark reads when it starts.
+1. `metadata`, `commits/t`, `offsets/t`, and the offsets of the batch before, which Spark reads when it starts. A query
+   without state that tracks its progress asynchronously leaves out offsets and commits of most batches: then those of the
+   one before that has them.
 2. Of each source the entries of its log up to the one that `offsets/t` names: from the newest compacted one on.
-3. What operators say of themselves, as of the batch.
+3. What operators say of themselves, as of the batch, and the schemas of states that they name.
 4. Of each state store version `t + 1`, and the versions before it back to the newest one that has a whole base: a
    snapshot, or a zip file all of whose SST files are there; else back to version 1. With format v2 a changelog says
    from which snapshot on Spark goes, so an older base does not serve.
@@ -16,6 +18,7 @@ Steps, for batch `t`:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +37,7 @@ from nosync.checkpoints.names import (
 from nosync.checkpoints.spark_files import (
     Commit,
     Offsets,
+    Operator,
     PartFile,
     read_commit,
     read_lineage,
@@ -76,7 +80,7 @@ class Closures:
         self._commits: dict[Batch, Commit] = {}
         self._offsets: dict[Batch, Offsets] = {}
         self._parts: dict[str, list[PartFile]] = {}
-        self._stores: dict[str, list[StoreId]] = {}
+        self._operators: dict[str, Operator] = {}
         self._query: str | None = None
 
     def of(self, t: Batch) -> Closure:
@@ -117,7 +121,7 @@ class Closures:
         file = parse(path)
         if isinstance(file, BatchFile):
             (self._commits if file.log == "commits" else self._offsets).pop(file.batch, None)
-        for said in (self._parts, self._lineages, self._stores):
+        for said in (self._parts, self._lineages, self._operators):
             said.pop(path, None)
         if path == METADATA:
             self._query = None
@@ -152,11 +156,19 @@ class Closures:
             self._lineages[path] = read_lineage(self._head(path), path)
         return self._lineages[path]
 
-    def stores_of(self, path: str, operator: int) -> list[StoreId]:
-        """Returns the state stores that the metadata of an operator names."""
-        if path not in self._stores:
-            self._stores[path] = read_operator(self._read(path), path, operator)
-        return self._stores[path]
+    def operator(self, path: str, operator: int) -> Operator:
+        """Returns what the metadata of an operator says."""
+        if path not in self._operators:
+            self._operators[path] = read_operator(self._read(path), path, operator)
+        return self._operators[path]
+
+    def begins_after(self, source: str, t: Batch) -> bool:
+        """Returns whether a source is one of files that had none as of a batch: offsets of later ones name them."""
+        for n in self.index.batches("offsets"):
+            with contextlib.suppress(CorruptionError, FileNotFoundError):  # which later batches are told of
+                if n > t and source in self.offsets(n).log_ends:
+                    return True
+        return False
 
 
 class _Search:
@@ -198,15 +210,25 @@ class _Search:
         self._must(f"commits/{self._t}")
         self._must(f"offsets/{self._t}")
         if self._t > 0:
-            self._must(f"offsets/{self._t - 1}")
-            self._closures.offsets(Batch(self._t - 1))  # Spark reads it when it starts
+            before = self._before()
+            self._must(f"offsets/{before}")
+            self._closures.offsets(before)  # Spark reads it when it starts
+
+    def _before(self) -> Batch:
+        """Returns the batch before, or the last one that has offsets where several were left out."""
+        before = Batch(self._t - 1)
+        has_state = any(map(self._index.versions, self._index.stores())) or any(self._index.operator_files())
+        if has_state or f"offsets/{before}" in self._index or f"commits/{before}" in self._index:
+            return before
+        there = [n for n in self._index.batches("offsets") if n < self._t and f"commits/{n}" in self._index]
+        return max(there, default=before)
 
     def _sources(self) -> None:
         ends = self._closures.offsets(self._t).log_ends
         for source in sorted({*self._index.sources(), *ends}):
             entries = self._index.source_log(source)
             if source not in ends:  # what a source wrote when it began
-                self._found += entries.values()
+                self._found += () if self._closures.begins_after(source, self._t) else entries.values()
             elif ends[source] >= 0:
                 self._log_of(source, ends[source])
 
@@ -221,7 +243,7 @@ class _Search:
 
     def _operators(self) -> list[StoreId]:
         """Takes what operators say of themselves, and returns the stores that they name."""
-        stores: dict[int, list[StoreId]] = {}
+        named: dict[int, Operator] = {}
         newest: dict[int, int] = {}
         for file in self._index.operator_files():
             if file.batch is not None and file.batch > self._t:
@@ -231,8 +253,10 @@ class _Search:
             since = -1 if file.batch is None else file.batch
             if names_stores and since <= self._t and since >= newest.get(file.operator, -1):
                 newest[file.operator] = since
-                stores[file.operator] = self._closures.stores_of(file.path, file.operator)
-        return [store for named in stores.values() for store in named]
+                named[file.operator] = self._closures.operator(file.path, file.operator)
+        for path in {schema for one in named.values() for schema in one.schemas}.difference(self._found):
+            self._must(path)
+        return [store for one in named.values() for store in one.stores]
 
     def _state(self, store: StoreId) -> None:
         """Takes version `t + 1` of a store: from the newest whole base on."""

@@ -221,6 +221,8 @@ def left_after(keep: Keep, t: Batch) -> Iterator[str]:
         match parse(path.removesuffix(CRC_SUFFIX)):
             case SourceFile(_, source, number) if source in ends and number > ends[source]:
                 yield path
+            case SourceFile(_, source, _) if source not in ends and keep.closures.begins_after(source, t):
+                yield path
             case BatchFile(_, _, batch) if batch > t:
                 yield path
             case StateFile() as file if file.version > t + 1:

@@ -44,6 +44,8 @@ class Commit:
     ids: Mapping[tuple[int, int], frozenset[str]]
 
 
+_SCHEMA_FILE = re.compile(r"/(state/\d+/_stateSchema/[^/]+/[^/]+)$")
+"""The name of a file of schemas, at the end of where it was when it was written."""
 _OF_SOURCE = re.compile(r"(?P<name>[0-9A-Za-z_]{1,255}):")
 
 
@@ -90,7 +92,8 @@ def read_offsets(data: bytes, where: str) -> Offsets:
     """
     with parsed("offsets", where):
         lines = _lines(data)
-        conf = (json.loads(lines[1]) if len(lines) > 1 else {}).get("conf") or {}
+        # A query of a continuous trigger leaves the line empty.
+        conf = (json.loads(lines[1] or "{}") if len(lines) > 1 else {}).get("conf") or {}
         partitions = conf.get("spark.sql.shuffle.partitions")
         ends: dict[str, int] = {}
         for place, line in enumerate(lines[2:]):
@@ -102,16 +105,29 @@ def read_offsets(data: bytes, where: str) -> Offsets:
         return Offsets(ends, None if partitions is None else int(partitions))
 
 
-def read_operator(data: bytes, where: str, operator: int) -> list[StoreId]:
-    """Reads the metadata of an operator, and returns its stores: each name in each partition."""
+@dataclass(frozen=True)
+class Operator:
+    """What the metadata of an operator says."""
+
+    stores: list[StoreId]
+    """Each name in each partition."""
+    schemas: list[str]
+    """The names of the files that have the schemas of its states. They are there of states with several columns families."""
+
+
+def read_operator(data: bytes, where: str, operator: int) -> Operator:
+    """Reads the metadata of an operator."""
     with parsed("an operator's metadata", where):
-        found = []
+        found: list[StoreId] = []
+        schemas: list[str] = []
         for info in _json_after_version(data)["stateStoreInfo"]:
             name, partitions = str(info["storeName"]), int(info["numPartitions"])
             if not 0 < partitions <= 1 << 20:
                 raise ValueError(f"{partitions} partitions")
             found += [StoreId(operator, part, "" if name == "default" else name) for part in range(partitions)]
-        return found
+            named = (_SCHEMA_FILE.search(str(path)) for path in info.get("stateSchemaFilePaths") or ())
+            schemas += [match[1] for match in named if match is not None]
+        return Operator(found, schemas)
 
 
 def read_variables(data: bytes, where: str) -> list[str]:

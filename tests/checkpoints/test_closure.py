@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nosync.checkpoints.closure import Closures, IncompleteBatchError
 from nosync.checkpoints.index import FileIndex
 from nosync.checkpoints.keep import files_below
 from nosync.checkpoints.names import Batch
+from nosync.checkpoints.spark_files import read_offsets
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.platform.env import Env
 from tests.checkpoints.fake_query import KINDS, FakeQuery
@@ -135,6 +137,86 @@ def test_a_partition_that_is_missing_whole_is_missed(tmp_path: Path) -> None:
             path.unlink()
     with pytest.raises(IncompleteBatchError, match="state/0/1/2 has no file"):
         closures(tmp_path).of(Batch(1))
+
+
+def test_progress_that_is_tracked_now_and_then_leaves_batches_out(tmp_path: Path) -> None:
+    """As Spark's asynchronous tracking does, of queries without state. It starts from the last offsets that are there."""
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(8)
+    found = closures(tmp_path)
+    for path in [path for path in found.index.paths() if path.startswith("state/")]:
+        found.index.discard(path)
+    for t in (2, 3, 5):
+        for path in (f"offsets/{t}", f"commits/{t}"):
+            found.index.discard(path)
+    assert "offsets/1" in found.of(Batch(4)).paths
+    assert "offsets/4" in found.of(Batch(6)).paths
+    assert "offsets/6" in found.of(Batch(7)).paths
+    assert found.newest() == found.of(Batch(7))
+    found.index.discard("commits/6")  # which retention removes before the offsets that batch 7 needs
+    assert "offsets/6" in found.of(Batch(7)).paths
+    found.index.add("commits/6", 3)
+    found.index.discard("offsets/6")  # whose commit is there: it is lost, and was not left out
+    with pytest.raises(IncompleteBatchError, match="offsets/6 is not there"):
+        found.of(Batch(7))
+
+
+def test_with_state_no_batch_is_left_out(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(6)
+    found = closures(tmp_path)
+    for path in ("offsets/4", "commits/4"):
+        found.index.discard(path)
+    with pytest.raises(IncompleteBatchError, match="offsets/4 is not there"):
+        found.of(Batch(5))
+
+
+def test_a_source_of_files_that_has_none_yet_has_none_of_those_that_come(tmp_path: Path) -> None:
+    """A source that is none of files has no offsets of a log: what it wrote when it began stays."""
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(4)
+    for n in range(3):
+        (tmp_path / "sources/1").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"sources/1/{n}").write_text("v1\n")
+        (tmp_path / "sources/2").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "sources/2/0").write_text("v1\n{}")
+    for t, end in enumerate((None, None, 0, 2)):
+        offsets = tmp_path / f"offsets/{t}"
+        own = "-" if end is None else f'{{"logOffset":{end}}}'
+        offsets.write_text(offsets.read_text().rstrip("\n") + f'\n{own}\n{{"topic":{{"0":{t}}}}}\n')
+    found = closures(tmp_path)
+    for t, wanted in enumerate(([], [], ["0"], ["0", "1", "2"])):
+        paths = found.of(Batch(t)).paths
+        assert sorted(path for path in paths if path.startswith("sources/1")) == [f"sources/1/{n}" for n in wanted]
+        assert "sources/2/0" in paths
+
+
+def test_schemas_that_an_operator_names_are_needed(tmp_path: Path) -> None:
+    """Of the newest of its metadata alone, wherever the checkpoint was then."""
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(3)
+    said = {
+        "operatorInfo": {"operatorId": 0, "operatorName": "transformWithState"},
+        "stateStoreInfo": [
+            {
+                "storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2,
+                "stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_4e2c5dbf"],
+            }
+        ],
+    }  # fmt: skip
+    (tmp_path / "state/0/_metadata/metadata").unlink()
+    (tmp_path / "state/0/_metadata/v2").mkdir()
+    (tmp_path / "state/0/_metadata/v2/0").write_text("v2\n" + json.dumps(said))
+    with pytest.raises(IncompleteBatchError, match="state/0/_stateSchema/default/0_4e2c5dbf is not there"):
+        closures(tmp_path).of(Batch(2))
+    schema = tmp_path / "state/0/_stateSchema/default/0_4e2c5dbf"
+    schema.parent.mkdir(parents=True)
+    schema.write_text("v3\n{}")
+    assert "state/0/_stateSchema/default/0_4e2c5dbf" in closures(tmp_path).of(Batch(2)).paths
+
+
+def test_offsets_of_a_continuous_query_say_nothing_of_the_query() -> None:
+    assert read_offsets(b'v1\n\n{"0":17}', "offsets/1").log_ends == {}
 
 
 def test_a_query_without_state_needs_its_logs(tmp_path: Path) -> None:

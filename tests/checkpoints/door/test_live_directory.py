@@ -249,6 +249,7 @@ def test_schemas_are_those_of_the_address(tmp_path: Path, live: Path, is_lost: b
             }
         ],
     }
+    query.write("state/0/_stateSchema/default/0_a", "v3\n{}")
     query.write("state/0/_metadata/v2/0", "v2\n" + json.dumps(said))
     query.write(
         "state/0/_metadata/v2/0.crc",
