@@ -21,7 +21,7 @@ from nosync.flow.persistence import DISK, show_level
 from nosync.job.meanings import recorded_meanings
 from nosync.job.position import Position
 from nosync.lsm.errors import FlowError
-from nosync.lsm.manifests.branches import Refs
+from nosync.lsm.manifests.branches import MAIN, Refs
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import StoreBackend
@@ -211,10 +211,15 @@ class FlowVersions:
                 continue
             if manifest.timeline != timeline.id and stage.name in timeline.changed:
                 continue  # an upgrade gave the source more columns
+            advice = (
+                "To go on with more columns from the next epoch: job.upgrade(flow), Job(..., upgrade=True) or `nosync upgrade`"
+                if self._position.branch == MAIN
+                else "An upgrade after that epoch added some: branch from the job of the code before it, Job(its flow, store, "
+                "branch='before-upgrade-<epoch>')"
+            )
             raise FlowError(
                 f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
-                "the columns of the source changed. To go on with more columns from the next epoch: job.upgrade(flow), "
-                "Job(..., upgrade=True) or `nosync upgrade`"
+                f"the columns of the source changed. {advice}"
             )
 
     def _check_levels(self) -> None:

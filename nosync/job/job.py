@@ -35,7 +35,7 @@ from nosync.job.sealing import Sealing
 from nosync.job.sinks import Sink
 from nosync.job.turn import Turn
 from nosync.job.upgrade import Upgrade, UpgradePlan
-from nosync.lsm.errors import FlowError, InvalidInputError
+from nosync.lsm.errors import FlowError, InvalidInputError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
@@ -243,11 +243,17 @@ class Job(JobViews, JobStreams):
             declared = self._versions.declared.with_queries(views, self._spark)
             if at is None and t > self._store.since() and self._position.manifest(t - 1) is not None:
                 t -= 1
+        was_there = name in self._store.node.timelines.refs.names
         flow = self._branching.fork(name, t, replace, add, drop, declared, views or ())
         from nosync.spark.session import conf_set  # noqa: PLC0415
 
-        with conf_set(self._spark, self._settings):  # its expressions mean what this job's do
-            return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
+        try:
+            with conf_set(self._spark, self._settings):  # its expressions mean what this job's do
+                return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
+        except NosyncError:
+            if not was_there:  # a branch that nobody can run would hold history
+                self._store.delete_branch(name)
+            raise
 
     def plan_replay(self, to: int | None = None) -> ReplayPlan:
         """Says what `replay(to)` will compute and from where, without doing it."""

@@ -110,7 +110,12 @@ class ShardState:
             return recorded_changes(trace, stage, before, last)
         if stage.keyed:
             trace = trace.read_as(stage.schema)
-        return trace.changes(before, last).select(stage.carried.names)
+        rows = trace.changes(before, last)
+        if stage.kind == SOURCE:  # an upgrade may have added columns since
+            for column in stage.carried:
+                if column.name not in rows.column_names:
+                    rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
+        return rows.select(stage.carried.names)
 
     def rows_after(self, stage: BoundStage) -> pa.Table:
         """Returns the rows of a recorded stage that are there after this epoch."""

@@ -127,3 +127,49 @@ def test_source_columns_in_another_order_are_refused_before_anything_is_done(
     assert [*store.branches()] == ["main"]
     job.advance(1, {"orders": spark.createDataFrame([(2, "a", 10)], ORDERS)})
     assert [tuple(row) for row in job.read("totals").collect()] == [("a", 2)]
+
+
+def of_orders(columns: str) -> nosync.Dataflow:
+    flow = nosync.Dataflow("shop")
+    flow.source("orders", columns).where("kept", "v > 0").aggregate("spent", key=["g"], n=nosync.count())
+    return flow
+
+
+MORE = f"{ORDERS}, place string"
+
+
+def with_one_more_column(spark: SparkSession, store: nosync.Store) -> nosync.Job:
+    job = nosync.Job(of_orders(ORDERS), store, spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, {"orders": spark.createDataFrame(EPOCHS[t], ORDERS)})
+    job.upgrade(of_orders(MORE))
+    job.advance(2, {"orders": spark.createDataFrame([(*row, "here") for row in EPOCHS[2]], MORE)})
+    return job
+
+
+def test_layers_of_before_a_source_had_a_column_are_computed_again(spark: SparkSession, open_store: OpenStore) -> None:
+    """Their rows have null in it, as the plan of the upgrade says."""
+    store = open_store()
+    job = with_one_more_column(spark, store)
+    store.sync()
+    before = [sorted(map(str, store.read("spent", t).to_pylist())) for t in range(3)]
+    lost = list((store.directory.root / "layers" / "spent").rglob("*.layer"))
+    for path in lost:
+        path.unlink()
+    report = job.recover()
+    assert not report.unrecoverable
+    assert [sorted(map(str, store.read("spent", t).to_pylist())) for t in range(3)] == before
+
+
+def test_a_branch_that_its_code_does_not_fit_is_not_left_behind(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    job = with_one_more_column(spark, store)
+    branches = set(store.branches())
+    for t in (0, 1):
+        with pytest.raises(nosync.FlowError, match="branch from the job of the code before it"):
+            job.branch("fix", at=t)
+    assert set(store.branches()) == branches
+    old = nosync.Job(of_orders(ORDERS), store, spark=spark, shards=2, branch="before-upgrade-1")
+    branch = old.branch("fix", at=0)
+    assert branch.read("spent", 0).count() == 2
+    branch.replay()
