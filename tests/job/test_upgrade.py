@@ -309,6 +309,46 @@ def test_a_bad_record_in_a_stream_is_fixed_and_the_stream_goes_on(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("change", ["other code", "one more stage", "one stage less"])
+def test_a_batch_that_was_sealed_and_not_committed_is_not_run_by_new_code(
+    change: str, spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """The driver was killed between the two. Spark gives its last batch again."""
+    store, sink = open_store(), nosync.ParquetSink(tmp_path / "out")
+    write_input(tmp_path / "in", 3)
+    rows = read_stream(spark, tmp_path / "in")
+    how: dict[str, Any] = {"checkpoint": tmp_path / "c", "trigger": {"availableNow": True}}
+    last = (tmp_path / "in/0002.json").rename(tmp_path / "later.json")
+    job = nosync.Job(counted(2), store, spark=spark, shards=SHARDS, sinks={"totals": sink})
+    job.stream({"words": rows}, **how).awaitTermination()
+    (tmp_path / "c/commits/1").unlink()
+    (tmp_path / "c/commits/.1.crc").unlink(missing_ok=True)
+    before = {t: sorted(map(str, store.read("totals", t).to_pylist())) for t in range(2)}
+    last.rename(tmp_path / "in/0002.json")
+    code = {
+        "other code": counted(5),
+        "one more stage": counted(2, more=True),
+        "one stage less": counted(2, large=False),
+    }
+    new = nosync.Job(code[change], store, spark=spark, shards=SHARDS, upgrade=True, sinks={"totals": sink})
+    new.stream({"words": rows}, **how).awaitTermination()
+    assert store.last_sealed() == 2
+    assert {t: sorted(map(str, store.read("totals", t).to_pylist())) for t in range(2)} == before
+    words = store.read("words").num_rows
+    assert sum(row["n"] for row in store.read("totals").to_pylist()) == words
+
+
+def counted(least: int, *, more: bool = False, large: bool = True) -> nosync.Dataflow:
+    flow = nosync.Dataflow("stream")
+    words = flow.source("words", "word string")
+    totals = words.aggregate("totals", key=["word"], n=nosync.count())
+    if large:
+        totals.where("large", f"n >= {least}").aggregate("larges", key=[], large=nosync.count())
+    if more:
+        totals.aggregate("all", key=[], n=nosync.sum("n"))
+    return flow
+
+
 def test_shards_change_while_a_stream_runs(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
     write_input(tmp_path / "in")
     rows = read_stream(spark, tmp_path / "in")
