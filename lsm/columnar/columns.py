@@ -388,6 +388,13 @@ def _of_type(column: pa.Array | None, type_: pa.DataType, n: int) -> pa.Array:
     return column.cast(type_) if nullable(column.type) == nullable(type_) else pa.nulls(n, type_)
 
 
+def with_columns_of(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns rows with the columns of a schema: nulls in those that they lack."""
+    there = set(rows.column_names)
+    columns = [rows.column(f.name) if f.name in there else pa.nulls(rows.num_rows, f.type) for f in schema]
+    return pa.table(columns, names=schema.names)
+
+
 def conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     """Returns the column with a type that it has but for its width: Spark may hand large strings where strings went in."""
     return column if column.type == type_ else column.cast(type_)

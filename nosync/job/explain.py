@@ -16,7 +16,7 @@ from nosync.flow.bound_stage import BoundStage, Evaluate
 from nosync.flow.kinds import SOURCE
 from nosync.job.lineage import Lineage, Recorded, Walk, matching
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
-from nosync.lsm.columnar.columns import EPOCH_COLUMN
+from nosync.lsm.columnar.columns import EPOCH_COLUMN, with_columns_of
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import named_stages
@@ -124,7 +124,7 @@ def explain(
     steps = walk.back_from(bound, wanted_key, progress)
     state = recorded.read(stage, t, branch=branch) if bound.recorded else walk.rows_of(stage)
     value = state.filter(pa.array(matching(state, wanted_key, list(key))[0]))
-    return Explanation(stage, dict(key), t, value.select(bound.output.names), steps)
+    return Explanation(stage, dict(key), t, with_columns_of(value, bound.output), steps)
 
 
 def _names(stage: BoundStage) -> list[str]:

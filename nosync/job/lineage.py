@@ -41,7 +41,15 @@ from nosync.flow.kinds import FILTER, IN_JVM, JOIN, LOOP, MAP, PER_KEY, UNION
 from nosync.flow.stage_options import FinalOptions
 from nosync.job.other_code import Manifests, epochs_of_other_code
 from nosync.kernels.windows import END, START, with_windows
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
+from nosync.lsm.columnar.columns import (
+    CHANGE_TYPE_COLUMN,
+    EPOCH_COLUMN,
+    Bools,
+    Indices,
+    as_array,
+    comparable,
+    with_columns_of,
+)
 from nosync.lsm.errors import CompactedError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
@@ -404,7 +412,7 @@ class Walk:
             of = self._of(name)
             of.notes.append(f"what changed up to epoch {since} was merged away: the state as of {since} stands for it")
             return self._all_at(stage, t, since, shard)
-        return rows.select(stage.rows_schema.names)
+        return with_columns_of(rows, stage.rows_schema)  # an upgrade may have added some since
 
     def _all_at(self, stage: BoundStage, t: int, at: int, shard: int | None) -> pa.Table:
         """Returns the state as of epoch `at` as the changes of that epoch, in the first shard; no others are there."""
@@ -412,7 +420,7 @@ class Walk:
             return stage.rows_schema.empty_table()
         rows = self._recorded.read(stage.name, at, branch=self._branch)
         kinds = pa.array([INSERT] * len(rows), pa.string())
-        return rows.append_column(CHANGE_TYPE_COLUMN, kinds).select(stage.rows_schema.names)
+        return with_columns_of(rows.append_column(CHANGE_TYPE_COLUMN, kinds), stage.rows_schema)
 
 
 def _is_as_if_always(stage: BoundStage, t: int) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.event_time import Watermarks, read_watermarks
 from nosync.flow.kinds import LOOP, SOURCE
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, with_columns_of
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty
@@ -111,11 +111,8 @@ class ShardState:
         if stage.keyed:
             trace = trace.read_as(stage.schema)
         rows = trace.changes(before, last)
-        if stage.kind == SOURCE:  # an upgrade may have added columns since
-            for column in stage.carried:
-                if column.name not in rows.column_names:
-                    rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
-        return rows.select(stage.carried.names)
+        # An upgrade may have added columns to a source since.
+        return with_columns_of(rows, stage.carried) if stage.kind == SOURCE else rows.select(stage.carried.names)
 
     def rows_after(self, stage: BoundStage) -> pa.Table:
         """Returns the rows of a recorded stage that are there after this epoch."""

@@ -62,3 +62,22 @@ def test_rows_of_before_an_upgrade_are_among_those_that_are_named(
     rows, exact = named(0)
     assert not exact
     assert (4, 0) in rows
+
+
+def test_an_aggregate_that_an_upgrade_gave_a_column_is_explained(spark: SparkSession, open_store: OpenStore) -> None:
+    """Of epochs before and after; those before have null in it."""
+
+    def sums(*, more: bool) -> nosync.Dataflow:
+        flow = nosync.Dataflow("f")
+        asked = {"n": nosync.count()} | ({"most": nosync.max("n")} if more else {})
+        flow.source("rows", "k string, n bigint").aggregate("totals", key=["k"], **asked)
+        return flow
+
+    store = open_store()
+    job = nosync.Job(sums(more=False), store, spark=spark, shards=2)
+    job.advance(0, {"rows": spark.createDataFrame([("a", 4), ("b", 1)], "k string, n bigint")})
+    job.upgrade(sums(more=True))
+    job.advance(1, {"rows": spark.createDataFrame([("a", 5)], "k string, n bigint")})
+    for t, wanted in ((0, {4}), (1, {4, 5})):
+        found = job.explain("totals", {"k": "a"}, t)
+        assert wanted <= {row["n"] for row in found.inputs["rows"].to_pylist() if row["k"] == "a"}
