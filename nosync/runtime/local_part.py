@@ -7,7 +7,7 @@ marks go to every shard. Expressions on the way are those that tasks evaluate th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,10 @@ from nosync.runtime.epoch_parts import run_parts
 from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan, Reports
 from nosync.runtime.scan import SourceFiles, tables_by_shard
 from nosync.runtime.segment_task import TAG_SHARD_BITS, SegmentTask, edge_schema, side_column
-from nosync.runtime.shard_task import ShardRows, run_task_of_shard
+from nosync.runtime.shard_task import RunTask, ShardRows, run_task_of_shard
 
 ByShard = list[pa.Table]
 """Rows, and reports among them, by the shard that they are in."""
-RunTask = Callable[[SegmentTask, Sequence[ShardRows]], ByShard]
-"""Runs a task for every shard, on what comes to each. Returns what leaves each."""
 
 
 def run_here(task: SegmentTask, given: Sequence[ShardRows]) -> ByShard:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.event_time import Watermarks, read_watermarks
 from nosync.flow.kinds import LOOP, SOURCE
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, with_columns_of
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty
@@ -108,11 +108,7 @@ class ShardState:
             trace = self._directory.open_view(self._view(stage), until=end_of(task.t), as_of=before)
         if stage.kind == LOOP:
             return recorded_changes(trace, stage, before, last)
-        if stage.keyed:
-            trace = trace.read_as(stage.schema)
-        rows = trace.changes(before, last)
-        # An upgrade may have added columns to a source since.
-        return with_columns_of(rows, stage.carried) if stage.kind == SOURCE else rows.select(stage.carried.names)
+        return trace.read_as(stage.schema).changes(before, last).select(stage.carried.names)
 
     def rows_after(self, stage: BoundStage) -> pa.Table:
         """Returns the rows of a recorded stage that are there after this epoch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -20,6 +20,10 @@ class ShardRows:
     """The rows of its edges, and reports among them. None: no edge brings any."""
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     """The rows of its sources, where the task scans them."""
+
+
+RunTask = Callable[[SegmentTask, Sequence[ShardRows]], list[pa.Table]]
+"""Runs a task for every shard, on what comes to each. Returns what leaves each."""
 
 
 def run_task_of_shard(task: SegmentTask, shard: int, given: ShardRows) -> pa.Table:

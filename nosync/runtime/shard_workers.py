@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from nosync.lsm.errors import NosyncError, decode_failure, encode_failure
 from nosync.lsm.platform.child import start_child
 from nosync.lsm.platform.process import keep_freed_memory
 from nosync.runtime.segment_task import SegmentTask
-from nosync.runtime.shard_task import ShardRows, run_task_of_shard
+from nosync.runtime.shard_task import RunTask, ShardRows, run_task_of_shard
 
 log = logging.getLogger("nosync")
 
@@ -92,7 +93,7 @@ class ShardWorkers:
         self._cannot_start = False
 
     def start(self, count: int) -> None:
-        """Starts workers, so that there are so many. They take part as soon as they are ready."""
+        """Starts workers, so that there are so many at least. They take part as soon as they are ready."""
         there = [worker for worker in self._workers if worker.is_alive()]
         if any(not worker.has_started for worker in self._workers if worker not in there):
             log.warning("a worker process did not start; all shards of small epochs are run without any")
@@ -100,19 +101,17 @@ class ShardWorkers:
         self._workers = there
         while len(self._workers) < count and not self._cannot_start:
             self._workers.append(_Worker(self._idle_s))
-        for worker in self._workers[count:]:
-            worker.close()
-        del self._workers[count:]
 
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def run(self, task: SegmentTask, given: Sequence[ShardRows]) -> list[pa.Table]:
+    def run(self, task: SegmentTask, given: Sequence[ShardRows], most: int | None = None) -> list[pa.Table]:
         """Runs a task for every shard, in this process and in those workers that are ready: a shard is always run by the
-        same one. Returns what leaves each. Raises what `run_shard` raises, for the first shard that failed.
+        same one. `most`: in so many of them at most. Returns what leaves each. Raises what `run_shard` raises, for the
+        first shard that failed.
         """
-        ready = [worker for worker in self._workers if worker.is_ready()]
+        ready = [worker for worker in self._workers[:most] if worker.is_ready()]
         share = len(ready) + 1
         shards = [range(i, task.shards, share) for i in range(share)]
         asked = [(worker, of_worker) for worker, of_worker in zip(ready, shards[1:], strict=True) if of_worker]
@@ -187,11 +186,7 @@ class _Worker:
         )
         try:
             _send(self._to, asked)
-        except (
-            pickle.PicklingError,
-            AttributeError,
-            TypeError,
-        ) as error:  # by which function, pickle says in any of these
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises any of these
             log.info("a task cannot be sent to worker processes, so it is run without them: %s", error)
             return False
         except BrokenPipeError:
@@ -305,21 +300,27 @@ class _OfProcess:
     """The workers of one process, and whose turn it is. A fork has none of its parent's."""
 
     def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
         self.workers, self.turn = ShardWorkers(), threading.Lock()
 
 
 _of_process = _OfProcess()
-os.register_at_fork(after_in_child=_of_process.__init__)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def workers_of_process(count: int) -> Iterator[ShardWorkers | None]:
-    """Lends the workers of this process, so many of them. None: another epoch has them just now."""
+def workers_of_process(count: int) -> Iterator[RunTask | None]:
+    """Lends so many workers of this process: what runs a task in them, too. None: another epoch has them just now.
+
+    They stay for the next one that asks, of whichever job.
+    """
     if not _of_process.turn.acquire(blocking=False):
         yield None
         return
     try:
         _of_process.workers.start(count)
-        yield _of_process.workers
+        yield partial(_of_process.workers.run, most=count)
     finally:
         _of_process.turn.release()

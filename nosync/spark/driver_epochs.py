@@ -20,6 +20,7 @@ Where epochs take a while, `spark.nosync.driver.cores` shards run side by side (
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -61,7 +62,7 @@ _FETCHED_AT_ONCE = 8
 _LEAST_ROW_BYTES, _TEXT_BYTES = 40, 16
 """For so many bytes a row counts at least: of 100,000 rows, however narrow, Spark's tasks are as quick (driver_epochs)."""
 _WORTH_S, _WORTH_EPOCHS = 0.02, 3
-"""A job gets workers after so many epochs that took so long: to start one takes half a second of another core."""
+"""A job gets workers after so many epochs that took so long: to start one takes longer than many an epoch."""
 _LOCAL_MASTER = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,.*)?\])?")
 
 
@@ -124,8 +125,9 @@ class DriverEpochs:
         """
         started = time.perf_counter()
         try:
-            with workers_of_process(self._workers(spark, flow, plan)) as workers:
-                found = run_epoch(flow, plan, tables, run_here if workers is None else workers.run)
+            count = self._workers(spark, flow, plan)
+            with workers_of_process(count) if count else contextlib.nullcontext() as run_task:
+                found = run_epoch(flow, plan, tables, run_task or run_here)
         except ScanError as error:
             log.info("epoch %d: %s; Spark computes it, and the job's later epochs", plan.t, error)
             self._is_off = True

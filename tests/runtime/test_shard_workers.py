@@ -19,6 +19,7 @@ import nosync
 from nosync.lsm.errors import StageError
 from nosync.runtime import shard_workers
 from nosync.runtime.local_part import run_epoch
+from nosync.runtime.shard_task import RunTask
 from nosync.runtime.shard_workers import ShardWorkers, workers_of_process
 from nosync.testing import FlowTester, flow_tester
 from nosync.testing.daemon_cluster import eventually
@@ -241,9 +242,10 @@ def test_workers_end_when_they_are_idle_and_when_their_parent_is_gone(workers: S
     idle.close()
     program = (
         "from nosync.runtime.shard_workers import ShardWorkers\n"
-        "import os, time\n"
+        "from nosync.testing.daemon_cluster import eventually\n"
+        "import os\n"
         "workers = ShardWorkers(); workers.start(1)\n"
-        "while not workers._workers[0].is_ready(): time.sleep(0.01)\n"
+        "eventually('it is ready', workers._workers[0].is_ready)\n"
         "print(workers.pids[0], flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -266,26 +268,44 @@ def test_a_worker_that_cannot_start_is_not_started_again(
 
 
 def test_one_epoch_at_a_time_has_the_workers_of_a_process_and_a_fork_has_none() -> None:
-    with workers_of_process(0) as mine:
-        assert mine is not None
-        others: list[ShardWorkers | None] = []
+    mine = shard_workers._of_process.workers
+    with workers_of_process(1) as run_task:
+        assert run_task is not None
+        others: list[RunTask | None] = []
 
         def ask() -> None:
-            with workers_of_process(0) as found:
+            with workers_of_process(1) as found:
                 others.append(found)
 
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
         assert others == [None]
-        (pid,) = started(mine, 1)
+        (pid,) = mine.pids
         child = os.fork()
         if child == 0:
-            with workers_of_process(0) as found:
-                os._exit(0 if found is not None and not found.pids and found is not mine else 1)
+            ours = shard_workers._of_process
+            os._exit(0 if ours.turn.acquire(blocking=False) and not ours.workers.pids else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert mine.pids == [pid]
-        mine.close()
+    mine.close()
+
+
+def test_a_job_that_asks_for_fewer_workers_leaves_those_of_another(
+    asked: list[tuple[int, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of a process, by turns: to start a worker again takes longer than many an epoch."""
+    mine = shard_workers._of_process.workers
+    with workers_of_process(3):
+        pids = started(mine, 3)
+    for count in (1, 3, 2):
+        asked.clear()
+        with workers_of_process(count) as run_task, monkeypatch.context() as patched:
+            patched.setattr(flow_tester, "run_epoch", partial(run_epoch, run_task=run_task))
+            FlowTester(flow(), shards=SHARDS).advance(rows_of(0))
+        assert {pid for pid, _ in asked} == set(pids[:count])
+    assert mine.pids == pids
+    mine.close()
 
 
 def test_only_rows_travel_and_not_all_that_they_are_a_part_of() -> None:

@@ -71,9 +71,10 @@ def workers_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     @contextmanager
     def ready(count: int) -> Iterator[Any]:
-        with lend(count) as workers:
-            eventually("they are ready", lambda: all(worker.is_ready() for worker in workers._workers))
-            yield workers
+        with lend(count) as run_task:
+            workers = shard_workers._of_process.workers._workers
+            eventually("they are ready", lambda: all(worker.is_ready() for worker in workers))
+            yield run_task
 
     def spied(worker: Any, task: Any, *rest: Any) -> bool:
         found.append(task.t)
@@ -83,5 +84,4 @@ def workers_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(driver_epochs, "workers_of_process", ready)
     monkeypatch.setattr(shard_workers._Worker, "ask", spied)
     yield found
-    with lend(0):
-        pass  # which ends those that the test has left
+    shard_workers._of_process.workers.close()
