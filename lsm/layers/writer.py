@@ -78,6 +78,8 @@ class LayerRows:
 
     batch: pa.RecordBatch
     key: tuple[str, ...]
+    order: Indices
+    """Which of the rows that were given, and of the deletes behind them, each one is."""
 
     @property
     def hashes(self) -> U32:
@@ -102,22 +104,6 @@ def arrange(
     says which of the deletes are of rows that expired.
     Raises SchemaError for missing or unusable columns and InvalidInputError for a key that occurs twice.
     """
-    return arrange_with_order(rows, key, whose=whose, deletes=deletes, hasher=hasher, hashes=hashes, expired=expired)[0]
-
-
-def arrange_with_order(
-    rows: pa.Table | None,
-    key: Sequence[str],
-    *,
-    whose: str,
-    deletes: pa.Table | None = None,
-    hasher: Hasher = hash32,
-    hashes: U32 | None = None,
-    expired: Bools | None = None,
-) -> tuple[LayerRows, Indices]:
-    """Does what `arrange` does. Returns also which of the rows, and of the deletes behind them, each one in stored order
-    is.
-    """
     if rows is None:
         if deletes is None:
             raise InvalidInputError(
@@ -127,7 +113,7 @@ def arrange_with_order(
     if not key:
         if deletes is not None:
             raise InvalidInputError(f"{whose}: a layer without a key cannot delete")
-        return LayerRows(packed(as_batch(plain(rows, allow=_LOG_COLUMNS))), ()), np.arange(rows.num_rows)
+        return LayerRows(packed(as_batch(plain(rows, allow=_LOG_COLUMNS))), (), np.arange(rows.num_rows))
     rows = plain(rows)
     names = [*key, *(name for name in rows.column_names if name not in key)]
     key_columns(rows, key, whose)
@@ -153,7 +139,7 @@ def arrange_with_order(
             arrays.append(pa.array(np.concatenate([np.zeros(live_rows, dtype=np.bool_), expired])))
             fields.append(pa.field(EXPIRED_COLUMN, pa.bool_()))
     batch = as_batch(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
-    return LayerRows(take_batch(batch, order), tuple(key)), order
+    return LayerRows(take_batch(batch, order), tuple(key), order)
 
 
 def without_empty(rows: LayerRows, rare: Collection[str]) -> LayerRows:

@@ -22,6 +22,7 @@ from nosync.lsm.columnar.columns import (
     keys_equal,
     plain,
 )
+from nosync.lsm.columnar.hashing import Hasher
 from nosync.lsm.columnar.table_diff import compare, show_key, with_key_of
 from nosync.lsm.columnar.types import cast_exactly
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
@@ -32,15 +33,15 @@ from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
 from nosync.lsm.model.history import View, check_not_replaced, replaced_at
-from nosync.lsm.model.timestamp import END_OF_TIME, end_of, epoch_of, last_of, pack
+from nosync.lsm.model.timestamp import END_OF_TIME, Time, end_of, epoch_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.stage_views import stage_views
 from nosync.lsm.store.timelines_view import TimelinesView
-from nosync.lsm.trace.change_feed import EXPIRE, rows_left
+from nosync.lsm.trace.change_feed import EXPIRE, Lookup, rows_left
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.lsm.trace.trace import Trace
+from nosync.lsm.trace.trace import Trace, hashes_in
 
 BEFORE_FIRST_EPOCH = -1
 
@@ -117,14 +118,7 @@ class StoreReader:
                 raise SchemaError(
                     f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}"
                 ) from error
-        hasher, at = self.directory.hasher, last_of(as_of)
-        answers = [trace.lookup(wanted, hasher(wanted), at) for trace in traces]
-        if not np.logical_or.reduce([answer.found for answer in answers]).all():
-            others = [trace.hashes_of(wanted, hasher) for trace in traces]
-            answers = [
-                answer if hashes is None else trace.lookup(wanted, hashes, at)
-                for answer, trace, hashes in zip(answers, traces, others, strict=True)
-            ]
+        answers = _looked_up(traces, wanted, self.directory.hasher, last_of(as_of))
         positions = [pa.array(answer.found.nonzero()[0]) for answer in answers]
         batches = [pa.Table.from_batches([answer.data]) for answer in answers]
         if len(batches) == 1:
@@ -364,6 +358,19 @@ def check_range(after: int, until: int) -> None:
     pack(until)
     if until < after:
         raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+
+
+def _looked_up(traces: Sequence[Trace], keys: Sequence[pa.Array], hasher: Hasher, as_of: Time) -> list[Lookup]:
+    """Returns what each trace has of some keys."""
+    hashes = hasher(keys)
+    answers = [trace.lookup(keys, hashes, as_of) for trace in traces]
+    if np.logical_or.reduce([answer.found for answer in answers]).all():
+        return answers
+    others = [hashes_in(trace, keys, hasher) for trace in traces]
+    return [
+        answer if hashes is None else trace.lookup(keys, hashes, as_of)
+        for answer, trace, hashes in zip(answers, traces, others, strict=True)
+    ]
 
 
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:

@@ -199,22 +199,6 @@ class Trace:
                     hits.append((block, rows, probes))
         return self._gather(hits, order, len(hashes))
 
-    def hashes_of(self, keys: Sequence[pa.Array], hasher: Hasher) -> U32 | None:
-        """Returns by which hashes rows of these keys are here. None: by those of all their columns.
-
-        Rows of sessions, and of joins, are hashed by the first columns of their keys. A store does not say so, but its rows
-        do.
-        """
-        for layer in self.layers:
-            for block in layer.blocks() if layer.info.rows else ():
-                rows = np.arange(min(block.rows, _HASHED_ROWS))
-                some = [take(key, rows) for key in block.keys]
-                for n in range(len(some), 0, -1):
-                    if np.array_equal(hasher(some[:n]), block.hashes[rows]):
-                        return None if n == len(some) else hasher(keys[:n])
-                return None
-        return None
-
     def _layers_until(self, as_of: Time) -> list[LayerReader]:
         """Returns the layers that may have rows as of a time, oldest first."""
         return [layer for layer in self.layers if layer.id.description.lower <= as_of and layer.info.rows]
@@ -363,6 +347,23 @@ class Trace:
             kinds = pc.fill_null(table.column(at), INSERT)  # where only a part of its layers says so, others add rows
             return table.set_column(at, table.schema.field(at), kinds).append_column(EPOCH_COLUMN, pa.array(row_epochs))
         return with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
+
+
+def hashes_in(trace: Trace, keys: Sequence[pa.Array], hasher: Hasher) -> U32 | None:
+    """Returns by which hashes rows of these keys are in a trace. None: by those of all their columns.
+
+    Rows of sessions, and of joins, are hashed by the first columns of their keys. A store does not say so, but its rows
+    do.
+    """
+    blocks = (block for layer in trace.layers if layer.info.rows for block in layer.blocks())
+    block = next(blocks, None)
+    if block is None:
+        return None
+    rows = np.arange(min(block.rows, _HASHED_ROWS))
+    some = [take(key, rows) for key in block.keys]
+    counts = range(len(some), 0, -1)
+    n = next((n for n in counts if np.array_equal(hasher(some[:n]), block.hashes[rows])), len(some))
+    return None if n == len(some) else hasher(keys[:n])
 
 
 def _still_there(

@@ -27,7 +27,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, Bools, Indices, as_a
 from nosync.lsm.columnar.contents import content_hash
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.columnar.ordering import match_keys, order_by_key
-from nosync.lsm.layers.writer import LayerRows, arrange, arrange_with_order
+from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE, Lookup
 from nosync.lsm.trace.trace import Trace
@@ -155,9 +155,9 @@ def keyed_changes(
     """
     both = [hash32([as_array(part.column(name)) for name in on]) for part in (new, gone)]
     deletes, hashes = gone.select(list(key)), np.concatenate(both)
-    layer, order = arrange_with_order(new, key, whose=whose, deletes=deletes, hashes=hashes, expired=expired)
-    dead = order >= new.num_rows
-    return KeyedChanges(layer, Lookup(dead, take_batch(as_batch(plain(gone)), order[dead] - new.num_rows)))
+    layer = arrange(new, key, whose=whose, deletes=deletes, hashes=hashes, expired=expired)
+    dead = layer.order >= new.num_rows
+    return KeyedChanges(layer, Lookup(dead, take_batch(as_batch(plain(gone)), layer.order[dead] - new.num_rows)))
 
 
 def _groups(rows: pa.Table, on: tuple[str, ...], hashes: U32, content: Indices) -> tuple[Indices, Indices]:
