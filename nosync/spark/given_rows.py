@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from pyspark.sql import DataFrame, functions
+from pyspark.sql.types import StringType, StructField, StructType
 
 from nosync.flow.tables import GIVEN_CHANGE_TYPE
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
@@ -56,3 +57,16 @@ def _with_change_type(frame: DataFrame) -> DataFrame:
             frame = frame.drop(GIVEN_CHANGE_TYPE)
         return frame.withColumnRenamed(CHANGE_TYPE_COLUMN, GIVEN_CHANGE_TYPE)
     return frame.withColumn(GIVEN_CHANGE_TYPE, functions.lit(INSERT))
+
+
+def schema_with_change_type(schema: StructType) -> StructType:
+    """Returns the columns that a table's changes have as its source has them."""
+    renamed = {CHANGE_TYPE_COLUMN: GIVEN_CHANGE_TYPE}
+    kept = [
+        StructField(renamed.get(field.name, field.name), field.dataType)
+        for field in schema
+        if field.name != GIVEN_CHANGE_TYPE
+    ]
+    if CHANGE_TYPE_COLUMN not in schema.names:
+        kept.append(StructField(GIVEN_CHANGE_TYPE, StringType()))
+    return StructType(kept)

@@ -17,7 +17,6 @@ from pyspark.sql.types import (
     DataType,
     MapType,
     StringType,
-    StructField,
     StructType,
     TimeType,
     VarcharType,
@@ -28,11 +27,10 @@ from pyspark.sql.types import (
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.tables import GIVEN_CHANGE_TYPE
-from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe, nullable, plain
+from nosync.lsm.columnar.columns import describe, nullable, plain
 from nosync.lsm.errors import FlowError, InvalidInputError, SchemaError
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.spark.given_rows import GivenRows
+from nosync.spark.given_rows import GivenRows, schema_with_change_type
 from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema, declared_schema
 
@@ -221,22 +219,6 @@ def empty_inputs(spark: SparkSession, flow: BoundFlow, given: Any) -> Any:
     return found
 
 
-def _schema_of(frame: Any, *, is_table: bool) -> StructType:
-    """Returns the columns of rows that are given, of a table's changes as its source has them."""
-    schema: StructType = frame.schema
-    if not is_table:
-        return schema
-    renamed = {CHANGE_TYPE_COLUMN: GIVEN_CHANGE_TYPE}
-    kept = [
-        StructField(renamed.get(field.name, field.name), field.dataType)
-        for field in schema
-        if field.name != GIVEN_CHANGE_TYPE
-    ]
-    if CHANGE_TYPE_COLUMN not in schema.names:
-        kept.append(StructField(GIVEN_CHANGE_TYPE, StringType()))
-    return StructType(kept)
-
-
 def _check_input(stage: BoundStage, frame: Any, *, is_table: bool) -> None:
     """Raises SchemaError, naming what differs, unless a DataFrame has the source's columns with its types. `is_table`: its
     rows are changes of a table as users say them.
@@ -247,7 +229,7 @@ def _check_input(stage: BoundStage, frame: Any, *, is_table: bool) -> None:
         raise SchemaError(
             f"source {stage.name}: the DataFrame is one of Spark Connect, expected one of the session that the job was made with"
         )
-    given = _schema_of(frame, is_table=is_table)
+    given = schema_with_change_type(frame.schema) if is_table else frame.schema
     mine = [f for f in given if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
     for column in mine:
         _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")

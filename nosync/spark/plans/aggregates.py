@@ -7,7 +7,6 @@ a percentile, is a `per_key`. Where a query asks for several of these, they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 
 from pyspark.sql import functions as F
 
@@ -31,6 +30,7 @@ from nosync.spark.plans.catalyst import (
 from nosync.spark.plans.event_time import EventWindow
 from nosync.spark.plans.expressions import Expressions, Known
 from nosync.spark.plans.joins import null_safe
+from nosync.spark.plans.means import check_mean, mean_of_decimals
 from nosync.spark.plans.relation import Coded, Expression, Relation, Stages, named
 from nosync.spark.plans.whole_groups import (
     COLLECT_LIST,
@@ -52,14 +52,6 @@ _SAME_TWICE = ("Min", "Max", "MaxBy", "MinBy", "CollectSet")
 """The aggregates that DISTINCT makes no difference to."""
 _OF_WHOLE_GROUPS = ("CollectList", "CollectSet", "Percentile")
 
-_MORE_DIGITS, _MOST_DIGITS = 10, 38
-"""How many digits a sum of decimals has more than these, and at most."""
-_MORE_OF_A_MEAN, _LEAST_SCALE, _MOST_OF_A_MEAN = 4, 6, 24
-"""How many digits a mean has more behind the point; how many a division has at least; of how many a mean can be in any case."""
-_DIGITS_OF_A_COUNT, _COUNT_DIGITS = 9, 15
-"""With so many digits more than a mean has, a quotient of a billion rows is rounded as the mean is; of how many rows one can be
-that has fewer.
-"""
 _SESSIONS = (
     "sessions need a watermark, by which they end: say withWatermark(column, delay) before, or declare window(gap=) and the "
     "view over it"
@@ -311,24 +303,9 @@ class Aggregates:
         column = self._of_one(part, call, child, relation)
         if kind_of(child.dataType()) != "DecimalType":
             return part.has(functions.mean(column))
-        type_ = child.dataType()
-        precision, scale = min(type_.precision() + _MORE_DIGITS, _MOST_DIGITS), type_.scale()
-        # What SQL's division leaves of its digits, beside what Spark's own mean has: with a few more it would round twice.
-        of_mean = min(scale + _MORE_OF_A_MEAN, _MOST_DIGITS)
-        more = max(_MOST_DIGITS - (precision - scale), _LEAST_SCALE) - of_mean
-        is_rounded_twice = 0 < more < _DIGITS_OF_A_COUNT
-        fits = precision + _MORE_OF_A_MEAN < _MOST_DIGITS and _COUNT_DIGITS + of_mean < _MOST_DIGITS
-        if more < 0 or (is_rounded_twice and not fits):
-            raise refused(
-                call, f"Spark divides with more digits than its SQL has: CAST the argument to {_MOST_OF_A_MEAN} digits, say "
-                f"decimal({_MOST_OF_A_MEAN}, {min(scale, _MOST_OF_A_MEAN // 2)})"
-            )  # fmt: skip
-        # A sum of 38 digits would leave few for what comes of the division: it has as many as Spark gives it.
-        digits = f"decimal({precision}, {scale})"
+        check_mean(call, child.dataType())
         total, n = part.has(functions.sum(column)), part.has(functions.count(column))
-        if is_rounded_twice:
-            return _cast(_rounded_once(f"CAST({total} AS {digits})", n, of_mean), call)
-        return _cast(f"CAST({total} AS {digits}) / nullif(CAST({n} AS decimal(20, 0)), 0)", call)
+        return _cast(mean_of_decimals(total, n, child.dataType()), call)
 
     def _min(self, part: Part, call: Node, function: Node, relation: Relation) -> str:
         return part.has(functions.min(self._compared(part, call, items(function.children())[0], relation, _BY_FIELD)))
@@ -415,17 +392,6 @@ def _beside(
     right = stages.select(other, {**on, **{name: quoted(name) for name in joined}})
     both = stages.join(left, right, list(on), "left")
     return stages.select(both, {name: quoted(name) for name in (*columns, *joined)})
-
-
-def _rounded_once(total: str, n: str, scale: int) -> str:
-    """Returns the quotient of two columns, rounded to a scale, halves away from zero: what is left of a division without
-    digits behind that is exact, and says which way to go.
-    """
-    unit = f"{Decimal(1).scaleb(-scale):f}BD"
-    count = f"nullif(CAST({n} AS decimal({_COUNT_DIGITS}, 0)), 0)"
-    rest = f"({total} % ({count} * {unit}))"
-    is_up = f"2BD * abs({rest}) >= {count} * {unit}"
-    return f"({total} - {rest}) / {count} + IF({is_up}, IF({total} < 0, -{unit}, {unit}), 0BD)"
 
 
 def _without_negative_zero(key: Expression, group: Node) -> Expression:
