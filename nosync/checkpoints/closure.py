@@ -165,8 +165,10 @@ class Closures:
     def begins_after(self, source: str, t: Batch) -> bool:
         """Returns whether a source is one of files that had none as of a batch: offsets of later ones name them."""
         for n in self.index.batches("offsets"):
-            with contextlib.suppress(CorruptionError, FileNotFoundError):  # which later batches are told of
-                if n > t and source in self.offsets(n).log_ends:
+            if n <= t:
+                continue
+            with contextlib.suppress(CorruptionError, FileNotFoundError):  # which that batch is told of
+                if source in self.offsets(n).log_ends:
                     return True
         return False
 

@@ -22,6 +22,12 @@ def closures(root: Path, without: str | None = None) -> Closures:
     return Closures(FileIndex(sizes), *[lambda path: (root / path).read_bytes()] * 2)
 
 
+def without_state(found: Closures) -> Closures:
+    for path in [path for path in found.index.paths() if path.startswith("state/")]:
+        found.index.discard(path)
+    return found
+
+
 def oracle(query: FakeQuery, t: int) -> set[str]:
     """The same by hand, for what FakeQuery writes: no index, no walk back over versions."""
     need = {"metadata", f"commits/{t}", f"offsets/{t}", "state/0/_metadata/metadata", "state/1/_metadata/metadata"}
@@ -143,9 +149,7 @@ def test_progress_that_is_tracked_now_and_then_leaves_batches_out(tmp_path: Path
     """As Spark's asynchronous tracking does, of queries without state. It starts from the last offsets that are there."""
     query = FakeQuery(tmp_path, "hdfs")
     query.run(8)
-    found = closures(tmp_path)
-    for path in [path for path in found.index.paths() if path.startswith("state/")]:
-        found.index.discard(path)
+    found = without_state(closures(tmp_path))
     for t in (2, 3, 5):
         for path in (f"offsets/{t}", f"commits/{t}"):
             found.index.discard(path)
@@ -222,9 +226,7 @@ def test_offsets_of_a_continuous_query_say_nothing_of_the_query() -> None:
 def test_a_query_without_state_needs_its_logs(tmp_path: Path) -> None:
     query = FakeQuery(tmp_path, "hdfs")
     query.run(3)
-    found = closures(tmp_path)
-    for path in [path for path in found.index.paths() if path.startswith("state/")]:
-        found.index.discard(path)
+    found = without_state(closures(tmp_path))
     assert set(found.of(Batch(1)).paths) == {
         "metadata", "commits/1", "offsets/1", "offsets/0", "sources/0/0", "sources/0/1",
     }  # fmt: skip
